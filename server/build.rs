@@ -1,4 +1,4 @@
-//! Names an input of the build that cargo does not track itself.
+//! Declares an input of the build that cargo does not track itself.
 
 fn main() {
     // `sqlx::migrate!` reads the folder `migrations` when the crate is compiled. Without this line, cargo would not

@@ -7,7 +7,7 @@ pub(crate) const WORDS: usize = 128;
 /// Bytes in a block (RFC 9106, 3.2).
 pub(crate) const BYTES: usize = 8 * WORDS;
 
-/// 1 KiB of Argon2's memory. A block starts at a cache line, and so does every vector in it.
+/// 1 KiB of Argon2's memory. A block starts at a cache line, so none of its vectors crosses a cache line.
 ///
 /// The order of the words in a block depends on the kernel ([`crate::Kernel`]), except for word 0, which is always
 /// first. Blocks of two kernels must not be mixed.

@@ -23,7 +23,7 @@ pub struct Function<'a> {
     pub version: Version,
     /// The costs, the associated data, and the length of the output if it is fixed.
     pub params: &'a Params,
-    /// A key, or an empty slice.
+    /// A secret key that is hashed together with the password (RFC 9106, 3.1). Empty: no key.
     pub secret: &'a [u8],
 }
 

@@ -44,11 +44,11 @@ enum InstructionSet {
     Portable,
 }
 
-/// Finds and prefetches the reference block of the next block of a run.
+/// Finds and prefetches the reference block of the next block of a [`Run`] (consecutive blocks that a kernel fills).
 struct NextReference<'a> {
     memory: &'a [Block],
     run: &'a Run<'a>,
-    /// The number of the next block in the run.
+    /// The number of the next block in the [`Run`].
     number: usize,
     /// The index of the reference block of this next block. It is set when it is known.
     index: usize,
@@ -129,7 +129,7 @@ impl Kernel {
     }
 }
 
-/// Fills consecutive blocks. `V` is an array of the vectors of a block.
+/// Fills the consecutive blocks of a [`Run`]. `V` is an array of the vectors of a block.
 ///
 /// `compress` gets the previous block, the reference block, and the old block if the result is combined with the old
 /// block. It calls `NextReference::find` as soon as it has word 0 of the result.

@@ -27,7 +27,7 @@ impl BlockMemory {
         let mapping = MmapMut::map_anon(bytes.checked_add(HUGE_PAGE_BYTES)?).ok()?;
         let start = mapping.as_ptr().align_offset(HUGE_PAGE_BYTES);
         // Uses huge pages only where the blocks fill them, so that a hash never needs more memory than its blocks. The
-        // rest is excluded, because the system can use huge pages by default. Miri has no `madvise`.
+        // rest of the mapping is excluded, because the system can use huge pages by default. Miri has no `madvise`.
         #[cfg(all(target_os = "linux", not(miri)))]
         {
             let whole_pages = bytes / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;

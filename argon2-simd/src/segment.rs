@@ -2,7 +2,8 @@
 
 use argon2::Params;
 
-/// Slices of a pass. A block can refer to all lanes, but in another lane only to slices that are complete.
+/// The number of slices in a pass. A block can refer to all lanes, but in another lane only to slices that are
+/// complete.
 pub(crate) const SLICES: usize = 4;
 
 /// The shape of the memory: `lanes` rows of `SLICES` segments each.
@@ -91,8 +92,8 @@ impl Segment {
         let lane_length = self.geometry.lane_length();
         let lane =
             if lanes == 1 || (self.pass == 0 && self.slice == 0) { self.lane } else { (value >> 32) as usize % lanes };
-        // The area contains the blocks to which this block can refer. It starts after this slice, with the oldest
-        // slice. In the first pass, it starts at the beginning of the lane.
+        // The area contains the blocks to which this block can refer. In the first pass, it starts at the beginning of
+        // the lane. In later passes, it starts after the slice of this block: the next slice was written longest ago.
         let (complete_slices, start) = if self.pass == 0 {
             (self.slice, 0)
         } else {

@@ -1,5 +1,5 @@
 //! Code generation is fragile: a small change of the source can make a kernel much slower. This test measures each
-//! kernel relative to the crate `argon2`, in the same process and with alternating rounds.
+//! kernel relative to the crate `argon2`, in the same process. Each round measures the crate and then every kernel.
 
 use argon2::{Argon2, Block};
 use argon2_simd::{Algorithm, Function, Hasher, Kernel, Params, Version};
@@ -12,9 +12,9 @@ const HASHES_PER_ROUND: usize = 8;
 /// Returns the minimum speed of a kernel, relative to the crate `argon2`, which uses AVX2 if the CPU has it. Returns
 /// `None` for a kernel that has not been measured yet.
 ///
-/// In 15 runs during a build on all CPUs, the relative speed of AVX-512 was 2.64 to 3.04 (standard deviation 0.11), and
-/// the relative speed of AVX2 was 2.00 to 2.23 (0.07). Both bounds are at least five standard deviations below the
-/// mean, so a false alarm is expected in less than one of a million runs.
+/// In 15 runs of this test, while a build used all CPUs, the relative speed of AVX-512 was 2.64 to 3.04 (standard
+/// deviation 0.11), and the relative speed of AVX2 was 2.00 to 2.23 (0.07). Both bounds are at least five standard
+/// deviations below the mean, so a false alarm is expected in less than one of a million runs.
 fn min_speed(kernel: Kernel) -> Option<f64> {
     match kernel.name() {
         "avx512" => Some(2.2),

@@ -472,7 +472,7 @@ impl LimitsSpec {
         *self == Self::default()
     }
 
-    /// Returns the App's windows of a limit, or `None` if the App does not override it.
+    /// Returns the windows that the App sets for a rate limit, or `None` if the App does not override the limit.
     pub fn get(&self, name: LimitName) -> Option<&[WindowSpec]> {
         let windows = match name {
             LimitName::LoginFailuresPerClient => &self.login_failures_per_client,
@@ -488,7 +488,8 @@ impl LimitsSpec {
         windows.as_deref()
     }
 
-    /// Returns the App's windows of a limit of clients, or `None` if the App does not override it.
+    /// Returns the windows that the App sets for a rate limit of OpenID Connect clients, or `None` if the App does not
+    /// override the limit.
     pub fn get_client_limit(&self, name: ClientLimitName) -> Option<&[WindowSpec]> {
         let windows = match name {
             ClientLimitName::AuthorizationsPerClientAddress => &self.authorizations_per_client_address,

@@ -479,7 +479,8 @@ impl IdTokenAlgorithm {
         }
     }
 
-    /// Returns the algorithm of ID tokens that a key with this algorithm signs, or `None` if ID tokens cannot have it.
+    /// Returns the algorithm of ID tokens that are signed with a key for `algorithm`, or `None` if such a key cannot
+    /// sign ID tokens.
     pub const fn of_key(algorithm: SigningAlgorithm) -> Option<Self> {
         match algorithm {
             SigningAlgorithm::RS256 => Some(Self::RS256),
@@ -522,7 +523,7 @@ impl ClientNamespaces {
         *self == Self::default()
     }
 
-    /// Whether Clients of another namespace with these labels can refer to the App.
+    /// Whether Clients can refer to the App from another namespace that has these labels.
     pub fn grants(&self, labels: &BTreeMap<String, String>) -> bool {
         match self.from {
             NamespacesFrom::Same => false,
@@ -746,7 +747,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_is_for_no_other_namespace_for_all_or_for_those_that_a_selector_matches() {
+    fn an_app_allows_clients_of_no_other_namespace_of_all_or_of_those_with_matching_labels() {
         let production = labels(&[("env", "production"), ("team", "a")]);
         assert!(!ClientNamespaces::default().grants(&production));
         assert!(namespaces(json!({ "from": "All" })).grants(&labels(&[])));

@@ -113,19 +113,19 @@ pub enum Reason {
     LogoInvalid,
     /// A text of the pages is invalid or unknown, or the texts are too large.
     TextsInvalid,
-    /// Another App holds the host in `spec.pages.host`, or takes precedence for it.
+    /// Another App already uses the host in `spec.pages.host`, or has precedence for it.
     HostConflict,
 
     /// The App of a Client does not exist.
     AppNotFound,
-    /// The App of a Client is in another namespace, and does not exist or does not grant clients to the Client's
+    /// The App of a Client is in another namespace, and does not exist or does not allow Clients of the Client's
     /// namespace.
     NotGranted,
     /// The App of a Client has no hosted pages.
     PagesOff,
     /// An older Client of the App has the same client ID.
     ClientIDConflict,
-    /// The App has the maximum number of Clients, in total or from other namespaces, or the maximum number of bytes.
+    /// Older Clients of the App leave no room for the Client: in number (in total or from other namespaces) or in size.
     TooManyClients,
     /// A Secret with the name that the operator would use exists, and the Client does not own it.
     SecretConflict,
@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn a_given_ready_is_replaced_by_the_computed_one() {
+    fn a_ready_condition_in_the_input_is_replaced_by_the_computed_one() {
         let mut with_ready = all_true();
         with_ready.push(desired(ConditionType::Ready, ConditionStatus::False, Reason::Pending));
         let merged = merge_conditions(&[], &with_ready, 1, &at(1));

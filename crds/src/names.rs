@@ -17,7 +17,7 @@ pub const APP_KEYS_KEY: &str = "keys.json";
 pub const NAMESPACE_ANNOTATION: &str = "latchkey.dev/namespace";
 /// On a rendered App and on a key Secret: the name of the App.
 pub const NAME_ANNOTATION: &str = "latchkey.dev/name";
-/// On a rendered App: the own host of the App's pages, if the App holds it.
+/// On a rendered App: the host in `spec.pages.host`, unless another App has this host.
 pub const PAGES_HOST_ANNOTATION: &str = "latchkey.dev/pages-host";
 /// The type of the Secret that the operator creates for a Client, in the namespace of the Client.
 pub const CLIENT_SECRET_TYPE: &str = "latchkey.dev/client";

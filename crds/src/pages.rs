@@ -174,7 +174,7 @@ impl PagesSpec {
         self.mode == PagesMode::Enabled
     }
 
-    /// The App's own host, if the pages are enabled.
+    /// The host in `spec.pages.host`, if the pages are enabled.
     pub fn enabled_host(&self) -> Option<&HostName> {
         self.host.as_ref().filter(|_| self.is_enabled())
     }

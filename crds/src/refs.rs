@@ -1,6 +1,6 @@
 //! References to other objects: by name, in the namespace of the referring object. ServiceAccounts can be of any
-//! namespace, because they are compared by name and never read. The App of a Client can be of another namespace if that
-//! App grants it.
+//! namespace, because they are compared by name and never read. The App of a Client can be in another namespace if the
+//! App allows Clients of the Client's namespace.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

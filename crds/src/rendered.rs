@@ -109,10 +109,11 @@ pub struct RenderedApp {
     pub password: PasswordPolicy,
     pub mail: RenderedMail,
     pub tokens: RenderedTokens,
-    /// Every limit is present.
+    /// Contains every limit, also those that the App does not override.
     pub limits: BTreeMap<LimitName, Vec<Window>>,
-    /// The limits of clients that the App overrides. [`RenderedApp::client_limit`] also returns the defaults. They are
-    /// not in `limits`, because servers that know only format 3 reject a document with a limit that they do not know.
+    /// Those rate limits of OpenID Connect clients that the App overrides. [`RenderedApp::client_limit`] also returns
+    /// the defaults. They are not in the field `limits`, because servers that know only format 3 reject a document with
+    /// a limit that they do not know.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
     pub client_limits: BTreeMap<ClientLimitName, Vec<Window>>,
     pub administrators: Vec<Administrator>,
@@ -256,7 +257,8 @@ pub struct RenderedMail {
     /// The link in invitations, if the App sets one. [`RenderedMail::invitation_url`] also returns the default.
     #[serde(rename = "invitationURL", skip_serializing_if = "Option::is_none", default)]
     pub own_invitation_url: Option<LinkTemplate>,
-    /// `None` if the App sets none. [`RenderedMail::invitation_code_lifetime_seconds`] also returns the default.
+    /// The lifetime of the code in invitations, if the App sets one. [`RenderedMail::invitation_code_lifetime_seconds`]
+    /// also returns the default.
     #[serde(rename = "invitationCodeLifetimeSeconds", skip_serializing_if = "Option::is_none", default)]
     pub own_invitation_code_lifetime_seconds: Option<u32>,
     /// The App's own templates by name: `<mail>.subject`, `<mail>.txt` or `<mail>.html`. For names that are not here,
@@ -375,7 +377,7 @@ impl LimitName {
 /// The names of the rate limits of OpenID Connect clients (specification: Clients, Rate limits).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum ClientLimitName {
-    /// Codes that are issued to one client address.
+    /// Authorization codes that Clients get for users at one client address.
     #[serde(rename = "authorizationsPerClientAddress")]
     AuthorizationsPerClientAddress,
     /// Requests of one client to the token and PAR endpoints, counted after the client has authenticated. The requests
@@ -499,20 +501,20 @@ pub struct RenderedProvider {
     pub groups: Option<RenderedProviderGroups>,
 }
 
-/// The groups of users that are taken over from a provider.
+/// Which of a user's groups at a provider are taken over at a login, and under which names.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RenderedProviderGroups {
     /// The name of the claim, or a JSON pointer if it begins with `/`.
     pub claim: String,
-    /// Is put before each name. Can be empty.
+    /// The prefix that is put before the name of each group. Can be empty.
     pub prefix: String,
-    /// Which names are taken over, without the prefix. Empty takes over all of them.
+    /// The groups that are taken over, named without the prefix. Empty takes over all groups.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub only: Vec<GroupPattern>,
 }
 
-/// The settings of a provider's client.
+/// The settings of a provider: its preset, and the client that is registered at the provider.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ProviderSettings {
@@ -613,7 +615,7 @@ impl RenderedApp {
         serde_json::to_vec(self).expect("a rendered App has only string keys")
     }
 
-    /// Returns the windows of a limit of clients.
+    /// Returns the windows of a rate limit of OpenID Connect clients: those of the App, or the defaults.
     pub fn client_limit(&self, name: ClientLimitName) -> Vec<Window> {
         self.client_limits.get(&name).cloned().unwrap_or_else(|| name.default_windows())
     }
@@ -686,7 +688,7 @@ pub struct Hello {
     /// the state [`AppState::Released`]: whether the appID is free.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
     pub deletions: BTreeMap<AppId, DeletionProgress>,
-    /// The reports on webhooks, for each App with webhooks on which this server reports.
+    /// This server's reports on webhooks. Apps without a report are missing.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
     pub webhooks: BTreeMap<AppId, WebhookReport>,
 }
@@ -729,11 +731,11 @@ pub struct RevisionChange {
     pub revision: Option<Revision>,
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub refused: Option<RejectedDocument>,
-    /// For an App in the state [`AppState::Deleted`] or [`AppState::Released`]. `revision` is then the revision of the
-    /// document with that state.
+    /// The progress of the deletion, for an App in the state [`AppState::Deleted`] or [`AppState::Released`].
+    /// `revision` is then the revision of the document with that state.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub deletion: Option<DeletionProgress>,
-    /// Every webhook of the App on which this server reports.
+    /// This server's reports on the App's webhooks.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
     pub webhooks: WebhookReport,
 }
@@ -805,7 +807,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_of_clients_is_written_as_its_name() {
+    fn a_client_limit_is_written_as_its_name() {
         for name in ClientLimitName::ALL {
             assert_eq!(json!(name), json!(name.as_str()));
             assert!(LimitName::ALL.iter().all(|other| other.as_str() != name.as_str()));

@@ -67,7 +67,7 @@ pub struct TemplateValues<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}{reason}", line.map(|line| format!("line {line}: ")).unwrap_or_default())]
 pub struct TemplateError {
-    /// `None` if the error belongs to no line.
+    /// The line with the error. `None` if the error belongs to no line.
     pub line: Option<u32>,
     pub reason: String,
 }

@@ -939,7 +939,7 @@ mod tests {
     }
 
     #[test]
-    fn urls_with_schemes_other_than_http_and_https_belong_to_programs() {
+    fn a_redirect_url_is_private_use_unless_its_scheme_is_http_or_https() {
         let is_private_use = |url: &str| url.parse::<RedirectUrl>().unwrap().is_private_use();
         assert!(is_private_use("com.example.shop:/done"));
         assert!(is_private_use("https.example:/done"));

@@ -638,7 +638,7 @@ fn texts_are_accepted_at_their_bounds_and_refused_beyond() {
 }
 
 #[test]
-fn a_grant_has_a_selector_if_from_is_selector_and_only_then() {
+fn the_namespaces_of_clients_need_a_selector_exactly_if_from_is_selector() {
     let app_with = |namespaces: Value| app(json!({ "clients": { "namespaces": namespaces } }));
     let selector = json!({ "matchLabels": { "team": "a" } });
     assert_accepted(&APP, app_with(json!({ "from": "All" })));
@@ -652,7 +652,7 @@ fn a_grant_has_a_selector_if_from_is_selector_and_only_then() {
 }
 
 #[test]
-fn a_label_requirement_has_values_with_in_and_not_in_and_only_then() {
+fn a_label_requirement_has_values_exactly_for_the_operators_in_and_not_in() {
     let app_with = |requirement: Value| {
         let selector = json!({ "matchExpressions": [requirement] });
         app(json!({ "clients": { "namespaces": { "from": "Selector", "selector": selector } } }))
@@ -790,7 +790,7 @@ fn with_spec(mut object: Value, field: &str, value: Value) -> Value {
 }
 
 #[test]
-fn a_long_name_of_a_client_needs_a_name_for_its_secret() {
+fn a_client_with_a_long_name_must_name_its_secret() {
     let named = |length: usize, mut client: Value| {
         client["metadata"]["name"] = json!("a".repeat(length));
         client
@@ -805,7 +805,7 @@ fn a_long_name_of_a_client_needs_a_name_for_its_secret() {
 }
 
 #[test]
-fn only_a_public_client_has_private_use_schemes() {
+fn only_a_public_client_can_have_redirect_urls_with_private_use_schemes() {
     let private = "com.example.app:/done";
     let message = "only a public client can have a private-use scheme";
     assert_refused(&CLIENT, web_client(json!({ "redirectURLs": [private] })), "spec.web.redirectURLs", message);

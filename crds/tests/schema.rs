@@ -182,8 +182,8 @@ fn schemas_are_structural() {
             for keyword in ["oneOf", "anyOf", "allOf", "not", "$ref", "nullable", "const"] {
                 assert!(schema.get(keyword).is_none(), "{path} has {keyword}");
             }
-            // A schema has either properties or values of one type. Only `matchLabels` of a label selector is such a
-            // map of values.
+            // An object has either named properties, or any keys with values of one type. Only `matchLabels` of a label
+            // selector is of the second kind.
             let is_map = schema.get("additionalProperties").is_some();
             assert_eq!(is_map, path.ends_with(".matchLabels"), "{path}");
             assert!(!is_map || schema.get("properties").is_none(), "{path}");

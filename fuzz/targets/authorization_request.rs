@@ -167,7 +167,7 @@ impl SentRequest {
         Self(pairs.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
     }
 
-    /// The values of a parameter that are not empty.
+    /// All values of the parameter `name` that are not empty.
     fn values(&self, name: &str) -> Vec<&str> {
         let named = self.0.iter().filter(|(sent, value)| sent == name && !value.is_empty());
         named.map(|(_, value)| value.as_str()).collect()
@@ -181,7 +181,7 @@ impl SentRequest {
         }
     }
 
-    /// `user` is the user whom valid hints name.
+    /// Checks the server's result for this request. `user` is the user whom the valid hints in the request name.
     fn check(&self, user: Option<UserId>) {
         let app = openid_app();
         let parameters = RequestParameters::new(self.0.iter().map(|(name, value)| (name.as_str(), value.as_str())));
@@ -266,7 +266,7 @@ impl SentRequest {
         assert!(asked("openid") && request.scopes.contains(ClientScope::OpenId));
         assert_eq!(asked("offline_access"), request.scopes.contains(ClientScope::OfflineAccess));
         assert!(request.scopes.is_subset_of(request.client.scopes));
-        assert!(request.disclosed_scopes().is_subset_of(request.client.scopes));
+        assert!(request.scopes_for_client().is_subset_of(request.client.scopes));
         let has_challenge = self.only("code_challenge").is_some() && self.only("code_challenge_method") == Some("S256");
         assert_eq!(request.code_challenge.is_some(), has_challenge);
         assert!(has_challenge || client == WEB, "{client} needs PKCE");

@@ -1,5 +1,5 @@
-//! The parameter `claims`: an accepted text is an object as in OpenID Connect Core 1.0, 5.5, and its claims, users and
-//! `acr` agree with a simple implementation of the rules.
+//! The parameter `claims`: an accepted text is an object as in OpenID Connect Core 1.0, 5.5. The server finds the same
+//! claims, users and `acr` in it as a simple implementation of the rules.
 
 use latchkey_server::domain::openid::{
     ACR,
@@ -133,7 +133,7 @@ fn check_input(text: &str) {
     assert_eq!((stored.id_token, stored.userinfo), (claims.id_token, claims.userinfo), "{text}");
 }
 
-/// The members `id_token` and `userinfo`. `None` if the text is not valid.
+/// The members `id_token` and `userinfo` of the parameter. `None` if the text is not valid.
 fn parse(text: &str) -> Option<[Map<String, Value>; 2]> {
     let document: Value = serde_json::from_str(text).ok()?;
     let document = document.as_object()?;
@@ -154,7 +154,8 @@ fn parse(text: &str) -> Option<[Map<String, Value>; 2]> {
     both.iter().flat_map(Map::values).all(is_valid).then_some(both)
 }
 
-/// The requested values. A value that is not a text becomes null, so that it differs from every text.
+/// The values that a request for one claim names. A value that is not a text becomes null, so that it differs from
+/// every text.
 fn values(request: &Value) -> Vec<Value> {
     let several = request.get("values").and_then(Value::as_array).into_iter().flatten();
     request

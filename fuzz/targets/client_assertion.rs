@@ -65,7 +65,8 @@ fn assert_rejected(assertion: &str) {
     assert!(named.is_none_or(|named| named.len() < assertion.len()), "{assertion}");
 }
 
-/// The operator publishes only sets that it has checked, but the server reads any text.
+/// Checks that the cost and the result of parsing are bounded for any text, although the operator publishes only key
+/// sets that it has checked.
 fn check_key_set(text: &str) {
     let max_heap = 1024 * 1024 + 256 * text.len() as u64;
     let keys = harness::assert_bounded(2, max_heap, || AssertionKey::parse_set(text));
@@ -75,7 +76,7 @@ fn check_key_set(text: &str) {
 /// The value of a claim; `None` if the assertion does not have it.
 type Claim = Option<Value>;
 
-/// The claims of an assertion, and each of the claims that the rules check.
+/// Random claims of an assertion: all of them in `claims`, and each claim that the rules check in a field of its own.
 struct DrawnClaims {
     claims: Value,
     iss: Claim,

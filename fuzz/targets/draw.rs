@@ -1,4 +1,4 @@
-//! Turns the bytes of an input into values.
+//! Turns the bytes of an input into values for a fuzz target.
 
 use std::borrow::Cow;
 
@@ -8,11 +8,11 @@ pub(crate) struct Draw<'a>(&'a [u8]);
 /// Maximum length of the result of [`Draw::text`], in bytes.
 const MAX_TEXT_BYTES: usize = 4096;
 
-/// Returns two texts: the input itself, and a sequence of tokens, one for each byte of the input. The tokens are useful
-/// because random bytes rarely form valid syntax.
-pub(crate) fn texts<'a>(input: &'a [u8], tokens: &[&str]) -> [Cow<'a, str>; 2] {
-    let joined_tokens: String = input.iter().map(|byte| tokens[usize::from(*byte) % tokens.len()]).collect();
-    [String::from_utf8_lossy(input), Cow::Owned(joined_tokens)]
+/// Returns two texts: the input itself, and a sequence of fragments, one for each byte of the input. The fragments are
+/// useful because random bytes rarely form valid syntax.
+pub(crate) fn texts<'a>(input: &'a [u8], fragments: &[&str]) -> [Cow<'a, str>; 2] {
+    let joined: String = input.iter().map(|byte| fragments[usize::from(*byte) % fragments.len()]).collect();
+    [String::from_utf8_lossy(input), Cow::Owned(joined)]
 }
 
 // === impl Draw ===
@@ -55,16 +55,17 @@ impl<'a> Draw<'a> {
         array
     }
 
-    /// Up to 15 tokens. One token in 32 is repeated 256 to 2048 times, because deep or long input can break a parser.
-    pub(crate) fn text(&mut self, tokens: &[&str]) -> String {
+    /// A text of up to 15 fragments. One fragment in 32 is repeated 256 to 2048 times, because deep or long input can
+    /// break a parser.
+    pub(crate) fn text(&mut self, fragments: &[&str]) -> String {
         let mut text = String::new();
         for _ in 0..self.byte() & 15 {
             let times = match self.byte() {
                 large @ 248.. => 1 << (large - 240).min(11),
                 _ => 1,
             };
-            let token = self.pick(tokens);
-            text.push_str(&token.repeat(times.min((MAX_TEXT_BYTES - text.len()) / token.len().max(1))));
+            let fragment = self.pick(fragments);
+            text.push_str(&fragment.repeat(times.min((MAX_TEXT_BYTES - text.len()) / fragment.len().max(1))));
         }
         text
     }

@@ -35,7 +35,7 @@ pub(crate) static HASH_TIME: LazyLock<Duration> = LazyLock::new(|| {
     min_cpu_time(5, || hasher.hash(&function, b"correct horse", &[7; 16], &mut [0; 32]).unwrap())
 });
 
-/// How often work that seems too slow is measured again.
+/// The maximum number of further measurements of work that seems too slow.
 const REPEATED_MEASUREMENTS: usize = 20;
 
 /// Runs `work`. Panics if the work needs more CPU time than `hashes` password hashes, or more than `bytes` of heap at

@@ -73,7 +73,7 @@ fn assert_rejected(token: &str) {
 /// The value of a claim; `None` if the token does not have it.
 type Claim = Option<Value>;
 
-/// The claims of a token, and each of the claims that the rules check.
+/// Random claims of a token: all of them in `claims`, and each claim that the rules check in a field of its own.
 struct DrawnClaims {
     claims: Value,
     iss: Claim,
@@ -117,7 +117,7 @@ impl DrawnClaims {
         ];
         let aud = claim("aud", &audiences, true);
         let parties = [json!("ours"), json!("ours-too"), json!("other"), json!(1)];
-        // At least half of the tokens have no `azp`: those with 0 in the claim `x`, which no rule checks.
+        // At least half of the tokens have no `azp`: those that have 0 in `x`, a claim that no rule checks.
         let azp = if claim("x", &[json!(0), json!(1)], false) == Some(json!(0)) {
             None
         } else {

@@ -55,7 +55,7 @@ fn id_token_hint() {
     });
 }
 
-/// No input is an ID token of the App, because nobody can guess a signature.
+/// Checks that a text is not accepted as an ID token of the App: no random text has a valid signature.
 fn assert_rejected(hint: &str) {
     let max_heap = 64 * 1024 + 64 * hint.len() as u64;
     let verified = harness::assert_bounded(1, max_heap, || verify_hint(openid_app(), hint));
@@ -112,7 +112,7 @@ fn check_input(draw: &mut Draw<'_>, url: &str) {
     assert_eq!(verify_hint(app, &token).ok(), expected, "{claims}");
     check_logout(&token, expected.as_ref(), draw.pick(&[None, Some(WEB), Some(CLI), Some("x")]), url);
 
-    // An access token is no hint, although the App has signed it.
+    // An access token must not be accepted as a hint, although the App has signed it.
     let access_token = app.keys.signer().sign_access_token(&claims).unwrap();
     assert_eq!(verify_hint(app, &access_token), Err(HintError::Invalid));
     // Signs the claims with the key of somebody else.
@@ -155,7 +155,7 @@ fn check_logout(hint: &str, verified: Option<&Hint>, client_id: Option<&str>, ur
             assert_eq!(request.must_ask(Some(session)), verified.is_none(), "without a hint, the user is asked");
         }
         Err(LogoutRequestError::RedirectUrlNotAllowed) => {
-            // Only the client WEB has URLs for the logout.
+            // Only the client WEB has registered URLs to which a logout can lead.
             let named = client_id.or(verified.map(|hint| hint.client_id.as_str()));
             assert!(!is_registered || named != Some(WEB), "{url} is registered");
         }

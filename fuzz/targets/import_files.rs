@@ -1,5 +1,5 @@
-//! Files of other login services, for `latchkey-server import`: every line fits the server, no error quotes the input,
-//! and the memory is limited.
+//! Files of other login services, for `latchkey-server import`: the server can import every converted line, no error
+//! quotes the input, and the memory is limited.
 
 use latchkey_import::{
     Format, ImportArgs,
@@ -13,9 +13,9 @@ use crate::{
     harness,
 };
 
-/// Limit of the server for one line, in bytes.
+/// The server's limit for one line of an import, in bytes.
 const MAX_LINE: usize = 64 * 1024;
-/// A text that no message can contain. The fragments have it wherever a file can contain a secret.
+/// A text that must not appear in any message. It is in each fragment in which a file can contain a secret.
 const SECRET: &str = "c2VjcmV0";
 const NOW: i64 = 1_800_000_000;
 const FORMATS: [Format; 7] = [
@@ -105,7 +105,7 @@ fn import_files() {
         let [text, joined] = texts(draw.rest(), &FRAGMENTS);
         check_input(&args, &text);
         let messages = check_input(&args, &joined);
-        // Only the joined fragments are checked: no id in them contains the secret.
+        // The messages about `text` are not checked: they can quote an id of `text` that contains `SECRET` by chance.
         assert!(!messages.contains(SECRET), "{messages}");
     });
 }

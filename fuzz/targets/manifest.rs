@@ -10,7 +10,8 @@ use crate::{
     harness,
 };
 
-/// Fields of an App's manifest and, after `/client`, of a Client's. Each has valid, invalid and borderline values.
+/// Fields of the manifest of an App, or of a Client if the path begins with `/client`. Each field has valid, invalid
+/// and borderline values.
 const FIELDS: [(&str, &[&str]); 60] = [
     ("/metadata/name", &["\"shop\"", "\"v1\"", "\"a.b\"", "\"\""]),
     ("/metadata/namespace", &["\"shop\"", "\"default\"", "7"]),

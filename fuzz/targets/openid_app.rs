@@ -12,7 +12,7 @@ use crate::app::{RENDERER, app_manifest, load};
 pub(crate) const WEB: &str = "web";
 /// A Client without a secret, with URLs on the device.
 pub(crate) const CLI: &str = "cli";
-/// A Client that must push its requests and use PKCE.
+/// A Client that must push its authorization requests and use PKCE.
 pub(crate) const STRICT: &str = "strict";
 /// A Client with an algorithm of ID tokens for which the App has no key.
 pub(crate) const WITHOUT_KEY: &str = "without-key";
@@ -34,7 +34,7 @@ pub(crate) fn openid_app() -> &'static App {
             app,
             client(WEB, "ES256", "web", json!({ "postLogoutRedirectURLs": POST_LOGOUT_URLS })),
             client(CLI, "ES256", "public", json!({ "redirectURLs": CLI_URLS })),
-            pushed(client(STRICT, "ES256", "web", json!({ "pkce": "Required" }))),
+            requiring_push(client(STRICT, "ES256", "web", json!({ "pkce": "Required" }))),
             client(WITHOUT_KEY, "RS256", "web", json!({})),
             client(UNRESOLVED, "ES256", "web", json!({ "secretRef": { "name": "gone", "key": "secret" } })),
         ];
@@ -55,7 +55,7 @@ pub(crate) fn id_token(claims: &Value) -> String {
     openid_app().keys.id_token_signer(IdTokenAlgorithm::ES256).unwrap().sign_id_token(claims).unwrap()
 }
 
-/// A Client with `members` in `web` or `public`.
+/// The manifest of a Client; `kind` is `web` or `public`, and `members` are further fields in it.
 fn client(id: &str, algorithm: &str, kind: &str, members: Value) -> Value {
     let mut own = json!({ "redirectURLs": WEB_URLS });
     for (name, value) in members.as_object().unwrap() {
@@ -75,7 +75,7 @@ fn client(id: &str, algorithm: &str, kind: &str, members: Value) -> Value {
     })
 }
 
-fn pushed(mut client: Value) -> Value {
+fn requiring_push(mut client: Value) -> Value {
     client["spec"]["pushedAuthorization"] = json!("Required");
     client
 }

@@ -69,7 +69,7 @@ fn a_cookie(draw: &mut Draw<'_>) -> SessionCookie {
     }
 }
 
-/// The `Set-Cookie` headers are valid for every `Cookie` header of the request.
+/// Whatever the `Cookie` header of a request contains, the server's `Set-Cookie` headers are valid.
 fn check_cookies(text: &str) {
     let Ok(value) = HeaderValue::from_str(text) else { return };
     let request = HeaderMap::from_iter([(COOKIE, value)]);

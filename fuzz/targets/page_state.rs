@@ -41,7 +41,8 @@ fn page_state() {
     });
 }
 
-/// A browser cookie is 16 bytes in base64url, and is written as it was read.
+/// A text is accepted as a browser cookie only if it is 16 bytes in base64url. An accepted cookie is encoded to the
+/// same text again.
 fn check_browser_cookie(text: &str) {
     let is_16_bytes = URL_SAFE_NO_PAD.decode(text).is_ok_and(|bytes| bytes.len() == 16);
     let parsed = harness::assert_bounded(1, 16 * 1024, || BrowserId::parse(text));
@@ -62,7 +63,7 @@ fn assert_rejected(text: &str, browser: &BrowserId) {
             || SocialState::open(app, text, NOW).is_some()
     });
     assert!(!is_accepted, "{text} is accepted");
-    // The time of a cookie is read without a check.
+    // The time of issue of a session cookie is read without a check of its tag, so only encoding and length count.
     let time = harness::assert_bounded(1, 16 * 1024, || SessionCookie::unverified_issued_ms(text));
     assert_eq!(time.is_some(), URL_SAFE_NO_PAD.decode(text).is_ok_and(|bytes| bytes.len() == 60), "{text}");
 }
@@ -82,7 +83,8 @@ fn check_session_cookie(draw: &mut Draw<'_>) {
     assert!(SessionCookie::decode(app, &changed, NOW).is_err(), "{changed} is accepted instead of {text}");
 }
 
-/// Texts that are bound to a browser open only there, in their App, for their purpose, and in time.
+/// A text that is bound to a browser is accepted only from this browser, in the same App, for the same purpose, and
+/// until it expires.
 fn check_bound_texts(draw: &mut Draw<'_>, browser: &BrowserId) {
     let (app, other_app, env) = (app("shop"), crate::app::app("other"), env_at(NOW));
     let other_browser = BrowserId::generate(&env);
@@ -103,7 +105,7 @@ fn check_bound_texts(draw: &mut Draw<'_>, browser: &BrowserId) {
     assert_eq!(Registration::open(app, browser, &text, NOW), None);
     assert_eq!(SocialState::open(app, &text, NOW), None);
 
-    // A transaction is base64url.
+    // A registration can carry a transaction, which is a text in base64url.
     let mut carried = URL_SAFE_NO_PAD.encode(draw.any_text(800));
     carried.truncate(2_048);
     let email = Email::parse("Ada@example.com").unwrap();

@@ -1,4 +1,5 @@
-//! Texts of pages: an accepted text is plain text with known variables, and is read again as it is written.
+//! Texts of pages: an accepted text is plain text with known variables. If it is written and read again, it is the same
+//! text.
 
 use latchkey_crds::pages::{
     Language,
@@ -57,7 +58,7 @@ fn page_texts() {
     harness::run("page_texts", 500, |input| {
         for file in texts(input, &FRAGMENTS) {
             check_file(&file);
-            // Parsers fail on depth, width and length.
+            // Also checks a large file, because parsers often fail on great depth, width or length.
             check_file(&file.repeat((MAX_FILE_BYTES / file.len().max(1)).min(4096)));
         }
     });
@@ -72,7 +73,7 @@ fn check_file(file: &str) {
         let default = default_texts(Language::En).get(id).expect("only known texts are accepted");
         let known: Vec<&str> = default.variables().collect();
         assert!(text.variables().all(|variable| known.contains(&variable)), "{written:?}");
-        // Without the variables, no brace is left.
+        // If the variables are removed, no brace is left.
         assert!(!text.format(|_| "").contains(['{', '}']), "{written:?}");
     }
     for error in &checked.errors {

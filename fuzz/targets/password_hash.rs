@@ -8,7 +8,7 @@ use crate::{draw::Draw, harness};
 const ALGORITHMS: [Algorithm; 3] = [Algorithm::Argon2id, Algorithm::Argon2i, Algorithm::Argon2d];
 const VERSIONS: [Version; 2] = [Version::V0x13, Version::V0x10];
 
-/// Up to `max` bytes, and at least `min`.
+/// Draws between `min` and `max` bytes.
 fn bytes(draw: &mut Draw<'_>, min: usize, max: usize) -> Vec<u8> {
     let length = min + draw.below(max - min + 1);
     (0..length).map(|_| draw.byte()).collect()

@@ -129,7 +129,7 @@ pub(crate) fn matches(entry: &str, requested: &str) -> bool {
     if entry == requested {
         return true;
     }
-    // The list accepts `http` only for loopback.
+    // An entry with `http` is always a loopback URL, because the allow-list accepts no other.
     let Some(without_scheme) = entry.strip_prefix("http://") else { return false };
     let authority_end = without_scheme.find(['/', '?', '#']).unwrap_or(without_scheme.len());
     let authority = &without_scheme[..authority_end];

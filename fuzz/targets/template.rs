@@ -91,7 +91,7 @@ fn template() {
         let mut draw = Draw::new(input);
         let part = draw.pick(&MailPart::ALL);
         let mail = draw.pick(&MailTemplate::ALL);
-        // Repeats some tokens many times, because parsers fail on depth, width and length.
+        // Repeats some tokens many times, because parsers often fail on great depth, width or length.
         let mut long_source = String::new();
         for _ in 0..draw.byte() & 15 {
             let (token, times) = (draw.pick(&FRAGMENTS), draw.byte());

@@ -62,7 +62,7 @@ pub(crate) struct Client {
     port: u16,
     /// `HOST:PORT` for the header Host.
     authority: String,
-    /// Path and query of a request.
+    /// Path and query of every request.
     target: String,
     token_file: PathBuf,
     token: Token,
@@ -187,7 +187,7 @@ impl Client {
                 }
                 Err(Failure::Temporary { reason, retry_after }) => (reason, retry_after),
             };
-            // The token is read again, because the lost response could have been a 401.
+            // The token is read again, because the response that was lost could have been a 401.
             if let Ok(token) = Token::read(&self.token_file) {
                 self.token = token;
             }

@@ -1,4 +1,5 @@
-//! The code that all sources share. It turns records into users, and passes the users on as lines.
+//! The code that the readers of all import formats share. It turns records into users, and passes the users on as
+//! lines.
 
 use std::{collections::HashMap, io::Write};
 
@@ -15,21 +16,21 @@ use crate::{
 /// Maximum size of a line for the server, in bytes.
 pub(crate) const MAX_LINE: usize = 64 * 1024;
 
-/// Gets the lines of all users, in their order.
+/// Receives the lines of all users, in the order of the users. Each line is one user in the format of the server.
 pub(crate) trait Sink {
     fn line(&mut self, line: &[u8], report: &mut Report, log: &mut dyn Write) -> Result<(), ImportError>;
     /// Sends the lines that are still buffered.
     fn finish(&mut self, report: &mut Report, log: &mut dyn Write) -> Result<(), ImportError>;
 }
 
-/// The parts of an import that a source needs.
+/// What the reader of an import format needs to convert records into users.
 pub(crate) struct Context<'a> {
     pub args: &'a ImportArgs,
     mappings: HashMap<&'a str, &'a str>,
     pub report: &'a mut Report,
     hashes: Converter,
     sink: &'a mut dyn Sink,
-    /// Gets one line for each user that is refused.
+    /// Receives one line for each user or record that is not imported.
     log: &'a mut dyn Write,
     /// The time of the import, in Unix seconds.
     pub now: i64,
@@ -47,12 +48,12 @@ impl<'a> Context<'a> {
         Self { args, mappings, report, hashes: Converter::default(), sink, log, now }
     }
 
-    /// Returns the App's Provider for a provider that the source calls `alias`, if a mapping names it.
+    /// Returns the App's Provider to which `--map` maps `alias`, a provider's name in the input, if any.
     pub(crate) fn provider(&self, alias: &str) -> Option<&'a str> {
         self.mappings.get(alias).copied()
     }
 
-    /// Returns the identity for the first of these aliases that has a mapping.
+    /// Returns the identity at the Provider of the first alias that `--map` maps. If it maps none, counts the identity.
     pub(crate) fn identity(&mut self, aliases: &[&str], subject: &str, authority: Option<&str>) -> Option<Identity> {
         let Some(provider) = aliases.iter().find_map(|alias| self.provider(alias)) else {
             self.report.unmapped_identities.add(&printable(aliases.first().copied().unwrap_or_default()), 1);
@@ -77,7 +78,8 @@ impl<'a> Context<'a> {
         self.hash_or_count(converted)
     }
 
-    /// Returns the metadata of a user if `--metadata` is set. A user whose metadata is not imported is counted.
+    /// Returns the metadata of a user if `--metadata` is set. If the metadata of a user is not imported, counts the
+    /// user.
     pub(crate) fn metadata(&mut self, has_attributes: bool, metadata: impl FnOnce() -> Value) -> Map<String, Value> {
         if !has_attributes {
             return Map::new();
@@ -130,7 +132,7 @@ impl<'a> Context<'a> {
     }
 
     /// Counts a user as refused because the line in the input is larger than [`MAX_LINE`]. `user` is the name of the
-    /// user in the log: the `external_id`, or the place of the line in the input.
+    /// user in the log: the `external_id`, or the position of the line in the input.
     pub(crate) fn count_long_line(&mut self, user: &str) -> Result<(), ImportError> {
         self.report.users += 1;
         self.refuse_long_line(user)
@@ -143,7 +145,7 @@ impl<'a> Context<'a> {
         self.log_reason(user, "too_long (the line for the server is above 64 KiB)")
     }
 
-    /// Counts a record or line that is not a user of the source.
+    /// Counts a record or line that is not a user in the expected form. `place` is its position in the input.
     pub(crate) fn count_unreadable(&mut self, place: &str) -> Result<(), ImportError> {
         self.report.unreadable += 1;
         self.log_reason(place, "is not a user in the expected form")
@@ -153,7 +155,7 @@ impl<'a> Context<'a> {
         self.sink.finish(self.report, self.log)
     }
 
-    /// Logs why a user, or a place in the input, is not imported.
+    /// Logs why a user, or the record at a position in the input, is not imported.
     fn log_reason(&mut self, subject: &str, reason: &str) -> Result<(), ImportError> {
         let text = format!("{}: {reason}", shortened(subject));
         writeln!(self.log, "{}", printable(&text)).map_err(ImportError::Print)

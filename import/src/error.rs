@@ -1,8 +1,8 @@
-//! Why an import did not run to its end.
+//! The errors that end an import early.
 
 use std::io;
 
-/// An error that ends the import. No text quotes the input, because the input contains password hashes.
+/// An error that ends the import early. No error message quotes the input, because the input contains password hashes.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ImportError {
     #[error("{0}")]

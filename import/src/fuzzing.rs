@@ -16,11 +16,11 @@ use crate::{
 pub struct Converted {
     /// The lines for the server.
     pub lines: Vec<Vec<u8>>,
-    /// Users that are counted as imported or refused.
+    /// The number of users that are counted as imported or refused.
     pub users: u64,
     /// What is logged about users that are not imported.
     pub log: Vec<u8>,
-    /// The message if the import does not run to its end.
+    /// The error message, if an error ends the import early.
     pub error: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Converts the hashes of sources into the forms that the administration API takes.
+//! Converts the password hashes of other login services into the forms that the administration API accepts.
 //!
 //! The server decides whether a hash is too costly. A hash in a form that the server has no equivalent for is not
 //! imported. Only the name of its kind is kept, for the report.
@@ -17,7 +17,8 @@ use serde::Serialize;
 #[serde(transparent)]
 pub(crate) struct PasswordHash(String);
 
-/// The kind of a hash that is not imported, from a fixed list, so that it never contains a part of the hash.
+/// The kind of a hash that is not imported. Its name is from a fixed list, so that it never contains a part of the
+/// hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct UnsupportedKind(pub &'static str);
 
@@ -35,13 +36,13 @@ pub(crate) enum ScryptCost {
 /// Converts the hashes of one import.
 #[derive(Default)]
 pub(crate) struct Converter {
-    /// Signer key and salt separator of the first hash of Firebase that has them. An App has one pair, so hashes with
-    /// another pair cannot be used.
+    /// Signer key and salt separator of the first hash of Firebase that has them. An App can have only one such pair,
+    /// so hashes with another pair cannot be used.
     signer: Option<[Vec<u8>; 2]>,
 }
 
 const OTHER: UnsupportedKind = UnsupportedKind("other form");
-/// Names of kinds that can follow the first `$` of a hash.
+/// The names of kinds of hashes. In a hash, the name follows the first `$`.
 const KNOWN_KINDS: [&str; 28] = [
     "1",
     "2",
@@ -135,7 +136,8 @@ impl KeycloakHash<'_> {
     }
 }
 
-/// The hash of an account of Firebase. Signer key and salt separator are in a Secret of the App.
+/// The hash of an account of Firebase. It contains no signer key and no salt separator: these are in a Secret of the
+/// App.
 pub(crate) fn firebase(hash: &str, salt: &str, rounds: u32, memory_cost: u32) -> Converted {
     let (Some(hash), Some(salt)) = (decode(hash), decode(salt)) else { return Err(UnsupportedKind("firebase-scrypt")) };
     Ok(PasswordHash(format!("$firebase-scrypt$ln={memory_cost},r={rounds}${}${}", encode(&salt), encode(&hash))))

@@ -39,7 +39,7 @@ pub(crate) struct Entry {
 /// Sorts entries, which can be added in any order.
 pub(crate) struct Sorter {
     run_bytes: usize,
-    /// Keys and payloads of the entries that are not yet in a run.
+    /// The bytes of the keys and payloads of all entries that are not yet in a run.
     arena: Vec<u8>,
     positions: Vec<Position>,
     /// The runs by level, which is the number of merges that made a run. Runs of higher levels are older.
@@ -54,10 +54,10 @@ struct Position {
     part: Part,
 }
 
-/// The entries in order.
+/// The sorted entries, which are read one after another from the runs.
 pub(crate) struct Sorted {
     runs: Vec<Run>,
-    /// The next entry of each run that is not at its end.
+    /// The head (everything except the payload) of the next entry of each run that is not at its end.
     heap: BinaryHeap<Reverse<Head>>,
 }
 
@@ -85,7 +85,7 @@ impl Sorter {
         Self { run_bytes, arena: Vec::new(), positions: Vec::new(), levels: Vec::new() }
     }
 
-    /// Adds an entry. Its key must have at most [`MAX_KEY`] bytes. Its payload has some megabytes at most
+    /// Adds an entry. Its key must have at most [`MAX_KEY`] bytes. Its payload must not be larger than a record
     /// ([`crate::json::MAX_RECORD`]).
     pub(crate) fn push(&mut self, key: &[u8], part: Part, payload: &[u8]) -> io::Result<()> {
         let needed = key.len() + payload.len() + (self.positions.len() + 1) * ENTRY_OVERHEAD;
@@ -177,8 +177,8 @@ impl Sorted {
         Ok(Some(Entry { key: head.key, part: head.part, payload }))
     }
 
-    /// Removes and returns the head of the next entry. The caller reads the payload of this entry, and then calls
-    /// [`Sorted::advance`].
+    /// Removes the head of the next entry from the heap and returns it. The caller reads the payload of this entry, and
+    /// then calls [`Sorted::advance`].
     fn pop(&mut self) -> io::Result<Option<Head>> {
         Ok(self.heap.pop().map(|Reverse(head)| head))
     }

@@ -1,6 +1,6 @@
 //! Reads records out of JSON documents and lines of any size, one record at a time.
 //!
-//! A record is parsed twice: first as text, to find its end, and then as the type that its source expects. So a record
+//! A record is parsed twice: first as text, to find its end, and then as the type that its format demands. So a record
 //! of an unexpected type does not end the import.
 
 use std::{
@@ -27,13 +27,13 @@ const MAX_TREE_TEXT: usize = 64 * 1024;
 /// Maximum number of items in a list of a record. More items than this have no use, and their memory must be limited.
 const MAX_ITEMS: usize = 1000;
 
-/// What a source expects in its documents.
+/// What the reader of an import format expects in JSON documents.
 pub(crate) struct Shape {
-    /// Members of the document that are arrays of records.
+    /// Names of the members that are arrays of records.
     pub arrays: &'static [&'static str],
-    /// Members of the document with a text that the source needs.
+    /// Names of the members with a text that the reader needs.
     pub texts: &'static [&'static str],
-    /// What the items are if the document itself is an array.
+    /// Whether the items are records or documents if the document itself is an array.
     pub top_array: TopArray,
 }
 
@@ -43,15 +43,15 @@ pub(crate) enum TopArray {
     Documents,
 }
 
-/// Gets the parts of a document in their order.
+/// Receives the parts of a document in their order.
 pub(crate) trait Handler {
-    /// Gets a member of [`Shape::texts`].
+    /// Receives the text of a member that [`Shape::texts`] names.
     fn text(&mut self, _member: &str, _value: String) -> Result<(), ImportError> {
         Ok(())
     }
-    /// Called when an array of records begins.
+    /// Called at the beginning of an array of records.
     fn array(&mut self, _member: &str) {}
-    /// Gets a record of the array `member`. `member` is empty if the document itself is an array.
+    /// Receives a record of the array `member`. `member` is empty if the document itself is an array.
     fn record(&mut self, member: &str, record: &str) -> Result<(), ImportError>;
 }
 
@@ -193,7 +193,7 @@ struct ArrayReader<'a, 'b> {
     document: &'b mut DocumentReader<'a>,
 }
 
-/// Reads and drops a value of any size, with a depth of at most 128.
+/// Skips a value of any size, with a depth of at most 128.
 #[derive(Clone, Copy)]
 struct Skip<'a>(&'a Budget);
 
@@ -229,7 +229,7 @@ impl<R: Read> Read for LimitedReader<R> {
 // === impl DocumentReader ===
 
 impl DocumentReader<'_> {
-    /// Keeps the error of the handler, because an error of serde cannot contain it.
+    /// Stores an error of the handler in `failure`, because an error of serde cannot contain it.
     fn check<E: serde::de::Error>(&mut self, result: Result<(), ImportError>) -> Result<(), E> {
         result.map_err(|error| {
             *self.failure = Some(error);

@@ -3,7 +3,8 @@
 //!
 //! The input is a stream: one user at a time is parsed ([`json`]), converted ([`sources`]) and written as one line
 //! ([`user`]). Lines go to the server in batches ([`upload`]) or to a file ([`output`]). Memory does not depend on the
-//! size of the input. Sources that join two files sort them on disk ([`join`]).
+//! size of the input. If a format has the data of one user in two files, the rows of the files are sorted on disk
+//! ([`join`]).
 
 mod args;
 mod client;

@@ -49,7 +49,7 @@ pub(crate) struct Report {
     pub refused: u64,
     /// Users that cannot be imported, because they have neither an email address nor an identity.
     pub without_address: u64,
-    /// Lines and records that are not a user in the form of the source.
+    /// Lines and records that are not a user in the expected form.
     pub unreadable: u64,
     pub written: u64,
     omissions: BTreeMap<Omitted, u64>,
@@ -57,9 +57,9 @@ pub(crate) struct Report {
     pub unsupported_hashes: Counts,
     /// Hashes that the server refused, by kind and error.
     pub refused_hashes: Counts,
-    /// Identities without a mapping, by the name of the provider in the source.
+    /// Identities that no option `--map` maps to a Provider, by the name of their provider in the input.
     pub unmapped_identities: Counts,
-    /// Fields that the server ignored.
+    /// How often the server ignored a field, by the name of the field.
     pub ignored_fields: Counts,
 }
 

@@ -49,7 +49,7 @@ pub fn import(args: &ImportArgs, now: i64, out: &mut dyn Write, log: &mut dyn Wr
     };
     let mut report = Report::default();
     let result = convert(args, now, &mut report, log);
-    // An import that ends early reports what it did until then.
+    // An import that ends early reports what it did before it ended.
     let printed =
         if result.is_ok() || report.users > 0 { report.print(mode, out).and_then(|()| out.flush()) } else { Ok(()) };
     match result.and(printed.map_err(ImportError::Print)) {

@@ -1,4 +1,4 @@
-//! The formats of the sources, one file each.
+//! The readers of the import formats, one file each. A *source* is the login service that wrote the input.
 
 mod auth0;
 mod cognito;
@@ -10,7 +10,7 @@ mod ndjson;
 
 use crate::{args::Format, convert::Context, error::ImportError, input::Input};
 
-/// Reads all files of the import's source.
+/// Reads all input files, in the format that the command line names.
 pub(crate) fn read(inputs: Vec<Input>, context: &mut Context<'_>) -> Result<(), ImportError> {
     match context.args.format {
         Format::Keycloak => keycloak::read(inputs, context),
@@ -23,7 +23,7 @@ pub(crate) fn read(inputs: Vec<Input>, context: &mut Context<'_>) -> Result<(), 
     }
 }
 
-/// Joins the parts of a name, without blank parts.
+/// Joins the parts of a name with spaces, and omits blank parts.
 fn join_name(parts: &[Option<&str>]) -> String {
     let parts = parts.iter().flatten().map(|part| part.trim()).filter(|part| !part.is_empty());
     parts.collect::<Vec<_>>().join(" ")

@@ -1,4 +1,4 @@
-//! Times in the forms in which sources write them.
+//! Parses times in the forms in which other login services write them.
 
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 

@@ -59,8 +59,8 @@ impl Uploader {
         Ok(())
     }
 
-    /// Sends a batch. Returns the lines with a refused hash, without the hash. If `is_repeated`, the lines were sent
-    /// before, so their ignored fields are already counted.
+    /// Sends a batch. Returns the lines whose hash the server refused, with the hash removed. If `is_repeated`, the
+    /// lines were sent before, so their ignored fields are already counted.
     fn send_batch(
         &mut self,
         batch: Batch,
@@ -144,7 +144,7 @@ fn without_refused_hash(line: &[u8], result: &LineResult, report: &mut Report) -
     serde_json::to_vec(&user).map(Some).map_err(|_| ImportError::BadResponse)
 }
 
-/// One line for a user that the server refused: its `external_id`, the error, and the fields with their codes.
+/// The line of the log about a user that the server refused: `external_id`, error, and the fields with their codes.
 fn refusal(line: &[u8], result: &LineResult) -> String {
     let user: Map<String, Value> = serde_json::from_slice(line).unwrap_or_default();
     let external_id = user.get("external_id").and_then(Value::as_str).unwrap_or("a user without external_id");

@@ -1,4 +1,4 @@
-//! The line that the administration API takes for one user.
+//! The line that the import endpoint of the administration API accepts for one user.
 
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -10,7 +10,7 @@ pub(crate) const MAX_IDENTITIES: usize = 10;
 /// Maximum size of the metadata of a user as compact JSON, in bytes.
 pub(crate) const MAX_METADATA: usize = 8 * 1024;
 
-/// A user of the source. Members with default values are left out of the line.
+/// A user that is imported, as one line. Members with default values are left out of the line.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct NewUser {
     pub external_id: String,
@@ -46,7 +46,7 @@ fn is_false(flag: &bool) -> bool {
     !flag
 }
 
-/// Whether metadata can be stored: it fits, and Postgres can store its texts.
+/// Whether metadata can be stored: it is not larger than [`MAX_METADATA`], and Postgres can store its texts.
 pub(crate) fn metadata_fits(metadata: &Map<String, Value>) -> bool {
     let fits = serde_json::to_vec(metadata).is_ok_and(|text| text.len() <= MAX_METADATA);
     fits && metadata.iter().all(|(member, value)| !member.contains('\0') && has_no_nul(value))

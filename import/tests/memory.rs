@@ -36,7 +36,7 @@ fn an_import_needs_at_most_64_mib_for_any_file() {
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let file = |name: &str| BufWriter::new(File::create(path(name)).unwrap());
     let padding = "x".repeat(PADDING);
-    // For gotrue, checks that each user has the identity from the other file.
+    // In the import of the format gotrue, checks that each user has the identity from the second file.
     let url = listen(|_, request| {
         let is_join = request.target.contains("source=gotrue");
         let is_joined =
@@ -70,7 +70,7 @@ fn an_import_needs_at_most_64_mib_for_any_file() {
     assert!(imported.out.contains(&format!("  created: {users}\n")), "{}", imported.out);
     fs::remove_file(&input).unwrap();
 
-    // The order of the keys differs between the files, so that only a join of everything finds the pairs.
+    // The order of the ids differs between the two files, so that only a join of the complete files finds the pairs.
     let users = 55_000_u64;
     let mut rows = file("users.ndjson");
     for number in 0..users {

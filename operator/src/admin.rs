@@ -27,10 +27,10 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) struct Health(Arc<HealthState>);
 
 struct HealthState {
-    /// The watches that have not finished their first list, each with the reason.
+    /// The watches that have not finished their first list of objects, each with the reason.
     unsynced: Mutex<BTreeMap<&'static str, String>>,
     is_leader: Mutex<bool>,
-    /// Whether every watch has finished its first list.
+    /// Whether every watch has finished its first list of objects.
     all_synced: watch::Sender<bool>,
 }
 

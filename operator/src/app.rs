@@ -58,7 +58,7 @@ pub(crate) async fn reconcile(guarded: Arc<DeserializeGuard<App>>, context: Arc<
         Ok(app) => app,
         Err(invalid) => return undecodable::reconcile(&guarded, &invalid.error, &context).await,
     };
-    // While this lock is held, no step of a release of the appID runs (see `release.rs`).
+    // While this lock is held, the operator does not release the appID: no step of `release.rs` runs.
     let _lock = match app.app_id() {
         Ok(app_id) => Some(context.releases.lock_shared(&app_id).await),
         Err(_) => None,
@@ -81,7 +81,8 @@ pub(crate) async fn reconcile(guarded: Arc<DeserializeGuard<App>>, context: Arc<
             let due = client::prune::remove_ended_clients(app, &context).await?;
             client::gather::report_rejected_app(app, &context);
             let action = write_rejection(app, &old, rejection, field_errors, &context).await?;
-            // `due` replaces only the wait `RESYNC`. The only other wait, for the rate limiter, is short.
+            // `due`, when the Clients must be checked again, replaces only the wait `RESYNC`. The only other wait, for
+            // the rate limiter, is short.
             let is_earlier = |due: &OffsetDateTime| action == Action::requeue(RESYNC) && *due < context.now() + RESYNC;
             Ok(due.filter(is_earlier).map_or(action, |due| Action::requeue(wait_until(due, &context))))
         }
@@ -121,7 +122,8 @@ async fn serve(
     roll_out(app, old, validated, &policy, keys, clients, context).await
 }
 
-/// Reports a panicked reconcile in the status. What was published before is still served.
+/// Reports in the App's status that its reconcile panicked. The servers still serve the document that was published
+/// before.
 pub(crate) async fn report_panic(
     guarded: Arc<DeserializeGuard<App>>,
     context: Arc<Context>,

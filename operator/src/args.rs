@@ -42,7 +42,7 @@ pub(crate) struct RunArgs {
     /// The namespaces whose Apps and Providers are reconciled, comma-separated. Default: all.
     #[arg(long, env = "LATCHKEY_WATCH_NAMESPACES", value_name = "NAMES", value_delimiter = ',')]
     pub(crate) watch_namespaces: Vec<String>,
-    /// How many appIDs a namespace can have: those of its Apps, and those of deleted Apps that left users.
+    /// How many appIDs a namespace can have: those of its Apps, and those of deleted Apps whose users still exist.
     #[arg(
         long,
         env = "LATCHKEY_MAX_APPS_PER_NAMESPACE",

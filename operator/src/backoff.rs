@@ -6,8 +6,8 @@ use backon::ExponentialBuilder;
 use kube::runtime::watcher::ExponentialBackoff;
 
 /// Returns the waits before a failed watch is opened again. If the connection of a watch is dropped silently, kube
-/// notices it after 35 s (5 s after the end of the watch). The watch must be current again within 40 s, so the longest
-/// wait is 5 s.
+/// notices it after 35 s (5 s after the time at which the watch should have ended). The watch must be current again
+/// within 40 s, so the longest wait is 5 s.
 pub(crate) fn for_watch() -> ExponentialBackoff {
     between(Duration::from_millis(200), Duration::from_secs(5))
 }

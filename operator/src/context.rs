@@ -31,14 +31,15 @@ pub(crate) struct Context {
     pub(crate) objects: ClusterState,
     pub(crate) reconcile_queue: ReconcileQueue,
     pub(crate) monitor: Monitor,
-    /// For the documents and statuses of Apps and the statuses of Providers.
+    /// Limits the rate of writes of App documents, App statuses and Provider statuses.
     pub(crate) rate_limiter: RateLimiter,
-    /// For the statuses of Clients. There can be 50,000 of them, and Apps must not wait behind them.
+    /// Limits the rate of writes of Client statuses. There can be 50,000 of them, and writes for Apps must not wait for
+    /// them.
     pub(crate) client_rate_limiter: RateLimiter,
     /// The times at which Clients triggered the reconciles of their Apps.
     pub(crate) app_triggers: AppTriggers,
     pub(crate) written_statuses: WrittenStatuses,
-    /// When the progress of deletions was last reported.
+    /// When the progress of each deletion of users was last reported.
     pub(crate) progress_throttle: ReportThrottle,
     /// The appIDs that are being released.
     pub(crate) releases: Releases,
@@ -54,12 +55,13 @@ pub(crate) struct Context {
 // === impl Context ===
 
 impl Context {
-    /// Returns the source that the operator's Events name: this replica.
+    /// Returns what the operator's Events name as their reporter: this replica.
     pub(crate) fn reporter(identity: &str) -> Reporter {
         Reporter { controller: FIELD_MANAGER.to_owned(), instance: Some(identity.to_owned()) }
     }
 
-    /// Returns the API for Secrets of the installation's own namespace. They contain keys and rendered documents.
+    /// Returns the API for Secrets of the installation's own namespace. These Secrets contain keys and rendered
+    /// documents.
     pub(crate) fn install_secrets(&self) -> Api<Secret> {
         Api::namespaced(self.client.clone(), &self.namespace)
     }

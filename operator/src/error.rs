@@ -1,4 +1,4 @@
-//! Why a reconcile failed, and when it is retried.
+//! The errors of a failed reconcile, and when the reconcile is retried.
 
 use std::{collections::HashMap, fmt, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::{
     panics::Panicked,
 };
 
-/// A failed step. A mistake in a resource is not an `Error`: the status reports it.
+/// The error of a step of a reconcile that failed. A mistake in a resource is not an `Error`: the status reports it.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error("could not {action}")]
@@ -28,9 +28,9 @@ pub(crate) enum Error {
     Panicked(#[from] Panicked),
 }
 
-/// An error with its causes, for a log line. If the API server responded with an error, shows only the message of the
-/// response, which can name a missing permission. Does not show a response that cannot be parsed, because it may be a
-/// Secret.
+/// An error with its causes, for a log line. If the API server responded with an error, the log line has only the
+/// message of the response, which can name a missing permission. A response that cannot be parsed is not logged,
+/// because it may be a Secret.
 pub(crate) struct ErrorChain<'a>(pub(crate) &'a (dyn std::error::Error + 'static));
 
 /// The kind of an error. It is a label of the metric, and decides how long to wait before the retry.
@@ -49,13 +49,13 @@ pub(crate) enum ErrorKind {
     Internal,
 }
 
-/// How often each object failed in a row.
+/// How often the reconcile of each object failed in a row.
 #[derive(Default)]
 pub(crate) struct Failures(Mutex<FailureCounts>);
 
 #[derive(Default)]
 struct FailureCounts {
-    /// For each object, how often it failed, and when it failed last.
+    /// For each object, how often its reconcile failed in a row, and when it failed last.
     by_object: HashMap<String, (u32, Instant)>,
     /// When the objects that no longer fail were last removed.
     cleaned_at: Option<Instant>,
@@ -63,8 +63,8 @@ struct FailureCounts {
 
 const MIN_RETRY_DELAY: Duration = Duration::from_millis(200);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
-/// How long a failure is remembered. An object that still exists fails again much earlier, or its failures are reset.
-/// Nothing resets the failures of a deleted object.
+/// How long the failures of an object are stored after the last one. The reconcile of an object that still exists fails
+/// again much earlier, or succeeds and resets the failures. Nothing resets the failures of a deleted object.
 const FAILURE_TTL: Duration = Duration::from_secs(10 * 60);
 
 // === impl Error ===

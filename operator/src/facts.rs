@@ -1,4 +1,5 @@
-//! What the steps of a reconcile know about objects, and the trait that looks objects up. Nothing here makes decisions.
+//! The types for what a reconcile knows about objects, and the trait that looks objects up. Nothing here makes
+//! decisions.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +8,7 @@ use latchkey_crds::{conditions::Reason, provider::Provider, rendered::SecretStri
 /// Settings of the installation, for all Apps.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
-    /// Without a trailing slash.
+    /// The URL under which users reach the servers, without a trailing slash.
     pub(crate) base_url: IssuerUrl,
     /// Development mode: the base URL and URLs of Providers can use `http`; relays can have any port, and a password
     /// without TLS.
@@ -63,7 +64,7 @@ pub(crate) struct FieldError {
     pub(crate) reason: Reason,
     /// The path of the field, as kubectl writes it: `spec.redirectURLs[1]`.
     pub(crate) field: String,
-    /// What to do; names objects and keys, never values.
+    /// What is wrong and what to do. Names objects and their keys, never the values of the keys.
     pub(crate) message: String,
 }
 

@@ -1,4 +1,4 @@
-//! The entry points of the fuzz targets: manifests in, rendered documents out, without files.
+//! The functions that the fuzz targets call: they turn manifests into rendered documents, without files.
 
 use std::collections::BTreeSet;
 
@@ -27,12 +27,12 @@ use crate::{
     manifests::{ClientManifest, Manifests, Schemas},
 };
 
-/// Returns the media type of a logo that is accepted.
+/// Returns the media type of a logo, or `None` if the logo is not accepted.
 pub fn logo_media_type(logo: &[u8]) -> Option<&'static str> {
     media_type(logo).ok()
 }
 
-/// Returns a key set (JWKS) of a Client as servers read it, if it is accepted.
+/// Returns a key set (JWKS) of a Client as servers read it, or `None` if it is not accepted.
 pub fn client_key_set(text: &str) -> Option<String> {
     normalize(text).ok()
 }
@@ -51,7 +51,7 @@ pub struct FuzzRenderer {
 pub struct FuzzOutput {
     /// The documents that servers would get.
     pub documents: Vec<(AppId, Vec<u8>)>,
-    /// What is rejected, one line for each reason.
+    /// The messages about what is rejected, one line for each reason.
     pub rejected: Vec<String>,
 }
 

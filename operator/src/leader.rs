@@ -35,12 +35,12 @@ use crate::error::ErrorChain;
 pub(crate) struct LeaseOptions {
     pub(crate) namespace: String,
     pub(crate) name: String,
-    /// The name of this process among the candidates.
+    /// The name of this replica in the Lease, which must differ from the names of the other replicas.
     pub(crate) identity: String,
-    /// After this long without a renewal, another replica can take the Lease.
+    /// If the Lease was not renewed for this time, another replica can take it.
     pub(crate) duration: Duration,
-    /// After this long without a renewal, the leader stops writing. This is shorter than `duration`, so that two
-    /// replicas never lead at the same time.
+    /// If the leader could not renew the Lease for this time, it stops writing. This time is shorter than `duration`,
+    /// so that two replicas never lead at the same time.
     pub(crate) renew_deadline: Duration,
     /// The wait between two attempts to take or renew the Lease.
     pub(crate) retry: Duration,
@@ -78,7 +78,7 @@ struct Observed {
 
 /// The outcome of an attempt to take or renew the Lease.
 enum LeaseAttempt {
-    /// This replica holds the Lease, in this version.
+    /// This replica holds the Lease. Contains the Lease as it was written last.
     Held(Box<Lease>),
     /// Another replica holds the Lease.
     HeldByOther,
@@ -136,7 +136,7 @@ impl Candidate {
         let holder = spec.holder_identity.as_deref().unwrap_or_default();
         // A holder with this identity is the previous process of the same pod, which has ended.
         let is_free = holder.is_empty() || holder == self.options.identity;
-        // The holder writes its own duration into the Lease.
+        // The duration that counts is in the Lease, because each holder writes its own duration there.
         let holder_duration = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
         let duration = holder_duration.map_or(self.options.duration, Duration::from_secs);
         if !is_free && since.elapsed() < duration {
@@ -201,7 +201,8 @@ impl Candidate {
             spec.renew_time = Some(MicroTime(Timestamp::now()));
             match self.api.replace(&self.options.name, &PostParams::default(), &lease).await {
                 Ok(_) => return Ok(()),
-                // The last renewal of this replica reached the API server after the Lease was read.
+                // Repeats the release: the last renewal of this replica reached the API server only after the Lease was
+                // read.
                 Err(kube::Error::Api(status)) if status.code == 409 => {}
                 Err(error) => return Err(error),
             }
@@ -222,8 +223,8 @@ impl Candidate {
                 Some(time_left) => time_left,
                 None => break LostReason::NotRenewed,
             };
-            // Two attempts fit into the deadline, so one connection that silently drops packets does not lose the
-            // Lease.
+            // Two attempts fit into the deadline. So the Lease is not lost if only one connection silently drops
+            // packets.
             match timeout(time_left.min(self.options.renew_deadline / 2), self.renew_once(&lease)).await {
                 Ok(Ok(LeaseAttempt::Held(renewed))) => {
                     lease = *renewed;
@@ -276,7 +277,8 @@ impl HeldLease {
         }
     }
 
-    /// Releases the Lease, so that another replica can take it immediately. Nothing is written afterwards.
+    /// Releases the Lease, so that another replica can take it immediately. After that, this replica writes nothing
+    /// more.
     pub(crate) async fn release(self) {
         self.renewal_task.abort();
         self.fence.close();

@@ -1,4 +1,5 @@
-//! The manifests of a folder: parsed, checked against the schemas, and looked up by the steps of `render`.
+//! The manifests of a folder. They are parsed and checked against the schemas, and the steps of `latchkey-operator
+//! render` look them up.
 
 use std::{collections::BTreeMap, fmt, io, path::Path, sync::Arc};
 
@@ -33,7 +34,7 @@ mod values;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct DocumentLocation {
     pub(crate) file: String,
-    /// `None`: the file as a whole.
+    /// The number of the document in the file. `None`: the file as a whole.
     pub(crate) document: Option<usize>,
 }
 
@@ -47,7 +48,7 @@ pub(crate) struct RejectedManifest {
     pub(crate) reason: String,
 }
 
-/// An App as far as it could be read.
+/// The manifest of an App. It has as much of the App as could be read.
 #[derive(Debug)]
 pub(crate) struct AppManifest {
     pub(crate) location: DocumentLocation,
@@ -58,7 +59,7 @@ pub(crate) struct AppManifest {
     pub(crate) app: Option<App>,
 }
 
-/// A Client as far as it could be read.
+/// The manifest of a Client. It has as much of the Client as could be read.
 #[derive(Debug)]
 pub(crate) struct ClientManifest {
     pub(crate) location: DocumentLocation,
@@ -71,7 +72,7 @@ pub(crate) struct ClientManifest {
     pub(crate) client: Option<Arc<Client>>,
 }
 
-/// The contents of a folder.
+/// The objects in the manifests of a folder.
 #[derive(Debug, Default)]
 pub(crate) struct Manifests {
     /// All Apps, in the order of the file names and, within a file, of the documents.
@@ -84,8 +85,8 @@ pub(crate) struct Manifests {
     secrets: BTreeMap<(String, String), Option<SecretValues>>,
     config_maps: BTreeMap<(String, String), Option<ConfigMapValues>>,
     pub(crate) rejected: Vec<RejectedManifest>,
-    /// Whether a file, a document or the appID of an App could not be read. It may belong to an App that is being
-    /// served.
+    /// Whether a file, a document or the appID of an App could not be read. What could not be read may belong to an App
+    /// that is being served.
     pub(crate) incomplete: bool,
     parse_cache: Arc<ParseCache>,
 }
@@ -149,8 +150,8 @@ fn look_up<T: Clone>(objects: &BTreeMap<(String, String), Option<T>>, namespace:
 }
 
 impl Manifests {
-    /// Reads every manifest of a folder and its subfolders. Fails only if one of these folders cannot be read. Errors
-    /// in a file are collected.
+    /// Reads every manifest of a folder and its subfolders. Fails only if one of these folders cannot be read. An error
+    /// in a file does not end the reading, but is reported in the result.
     pub(crate) fn read(folder: &Path, schemas: &Schemas, parse_cache: &Arc<ParseCache>) -> io::Result<Self> {
         let mut manifests = Self { parse_cache: Arc::clone(parse_cache), ..Self::default() };
         for (name, path) in files::find(folder)? {
@@ -212,14 +213,14 @@ impl Manifests {
                 self.add_named_object(location, &kind, object, schemas);
             }
             (_, "App" | "Provider" | "Client") if group == GROUP || api_version.is_empty() => {
-                // The object may be an App that is being served.
+                // The object that cannot be read may be an App that is being served.
                 self.incomplete = true;
                 self.reject(location, &kind, "apiVersion", format!("must be {GROUP}/{VERSION}"));
             }
             (_, kind) if group == GROUP => {
                 self.reject(location, kind, "kind", format!("must be App, Provider or Client in {GROUP}"));
             }
-            // Ignored: objects of other groups, and documents that are not Kubernetes objects.
+            // Objects of other API groups, and documents that are not Kubernetes objects, are ignored.
             _ => {}
         }
     }

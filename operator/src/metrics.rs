@@ -65,10 +65,10 @@ struct PodLabels {
     state: &'static str,
 }
 
-/// Counts as one running reconcile until this value is dropped.
+/// While a value of this type exists, it counts as one running reconcile in the metrics.
 pub(crate) struct ActiveReconcile(Gauge);
 
-/// Counts the requests of a client.
+/// Counts the requests that a Kubernetes client sends.
 #[derive(Clone)]
 pub(crate) struct RequestsLayer(Metrics);
 
@@ -78,8 +78,8 @@ pub(crate) struct CountedService<S> {
     metrics: Metrics,
 }
 
-/// Histogram buckets in seconds. The smallest bucket fits a reconcile with nothing to do, the largest bucket fits a
-/// reconcile that waits for servers.
+/// The upper bounds of the histogram buckets, in seconds. The smallest fits a reconcile with nothing to do, the largest
+/// fits a reconcile that waits for servers.
 const RECONCILE_BUCKETS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
 
 fn reconcile_histogram() -> Histogram {
@@ -121,7 +121,7 @@ impl Default for Metrics {
         registry.register("latchkey_operator_publishes", "Rendered Apps written", publishes.clone());
         registry.register("latchkey_operator_status_writes", "Statuses written", status_writes.clone());
         registry.register("latchkey_operator_server_pods", "Server pods by state", server_pods.clone());
-        // Create these series at the start, so that their first increase is visible.
+        // Creates these metrics with the value 0 at the start, so that their first increase is visible.
         for controller in ["app", "provider", "client"] {
             let labels = ControllerLabels { controller };
             drop(reconciles.get_or_create(&ReconcileLabels { controller, result: "success" }));

@@ -1,4 +1,4 @@
-//! Follows what the server pods report, and derives how far each App's revision is rolled out.
+//! Reads what the server pods report, and derives from it whether every pod serves each App's published revision.
 
 mod endpoints;
 mod pod;
@@ -47,10 +47,10 @@ use crate::{backoff, watch::WATCH_SECONDS};
 /// How often timeouts are checked.
 const TICK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The response of the servers to a document with the state `Released`.
+/// How the servers respond to a document with the state `Released`, which asks them to free an appID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReleaseResponse {
-    /// The App had no users, and the database marks the appID as free.
+    /// The App had no users, and a server has marked the appID as free in the database.
     Freed,
     /// The App has users, or a server rejects the document.
     Reserved,
@@ -69,8 +69,8 @@ pub(crate) struct Monitor {
 // === impl Monitor ===
 
 impl Monitor {
-    /// Follows the EndpointSlices of `service`, the Service of the servers' operations port. Keeps one stream to each
-    /// server pod. Ends when `stop` is cancelled.
+    /// Starts a monitor that watches the EndpointSlices of `service`, the Service of the servers' operations port.
+    /// Keeps one stream to each server pod. The monitor ends when `stop` is cancelled.
     pub(crate) fn start(
         client: kube::Client,
         namespace: &str,
@@ -135,7 +135,7 @@ impl Monitor {
         self.states().is_reported(app, revision)
     }
 
-    /// Forgets the published revision of an App, because no document is published for the App any more.
+    /// Drops the published revision of an App. Called if no document is published for the App any more.
     pub(crate) fn forget(&self, app: &AppId) {
         self.states().forget(app);
     }
@@ -147,7 +147,7 @@ impl Monitor {
         loop {
             let state = self.states().rollout(app);
             match &state {
-                // No revision is published, or no pod is serving at the moment.
+                // Does not wait if no revision is published, or if no pod is serving at the moment.
                 RolloutState::Undecided { pods } if pods.is_empty() => return state,
                 RolloutState::Behind { .. } | RolloutState::Undecided { .. } if Instant::now() < end => {}
                 RolloutState::Behind { .. }
@@ -208,7 +208,8 @@ impl Monitor {
         self.states().deletion(app)
     }
 
-    /// Returns the worst reported state of each webhook of the App on which a serving pod reports.
+    /// Returns the state of each webhook of the App. If several serving pods report on a webhook, the worst state
+    /// counts.
     pub(crate) fn webhook_states(&self, app: &AppId) -> WebhookStates {
         self.states().webhook_states(app)
     }

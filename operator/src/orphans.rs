@@ -44,7 +44,7 @@ async fn delete_if_orphan(context: &Context, secret: &str) -> Result<(), Error> 
     let Some(published) = context.objects.published.get(secret) else { return Ok(()) };
     let Some(id) = app_id_of_secret(secret) else { return Ok(()) };
     if context.releases.is_asking_servers(&id) {
-        // A release of this appID has published the document, and deletes it at its end.
+        // A release of this appID (see `release.rs`) has published the document, and deletes the document when it ends.
         return Ok(());
     }
     let owner = AppIdOwner { namespace: published.namespace.clone(), name: published.name.clone() };
@@ -59,8 +59,9 @@ async fn delete_if_orphan(context: &Context, secret: &str) -> Result<(), Error> 
         // Somebody edited the annotations of the Secret. The reconcile of the App that owns the appID rewrites them.
         return Ok(());
     }
-    // Forget the published revision before the deletion, not after it. If the App is created again, the watch event of
-    // the deletion triggers a reconcile of the new App, and this reconcile records the revision of the new document.
+    // Drop the published revision before the document is deleted, not after it. If the App is created again, the watch
+    // event about the deletion triggers a reconcile of the new App. This reconcile records the revision of the new
+    // document, which must not be dropped.
     context.monitor.forget(&id);
     delete_document(context, secret, &published).await?;
     info!(
@@ -82,7 +83,7 @@ async fn app_id_owner(context: &Context, id: &AppId) -> Result<Option<AppIdOwner
 /// watch can be late.
 pub(crate) async fn owning_app_exists(context: &Context, owner: &AppIdOwner, id: &AppId) -> Result<bool, Error> {
     let stored = context.objects.apps.get(&ObjectRef::new(&owner.name).within(&owner.namespace));
-    // An App that cannot be decoded exists too.
+    // An App that cannot be decoded counts as existing.
     if stored.is_some_and(|app| app.0.as_ref().map_or(true, |app| can_own(app, id))) {
         return Ok(true);
     }

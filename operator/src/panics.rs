@@ -11,13 +11,14 @@ use futures::FutureExt;
 #[cfg(not(panic = "unwind"))]
 compile_error!("panics must unwind: a panic fails one object, not the process");
 
-/// A step that panicked. Only the location is stored: the text of a panic can quote a secret.
+/// The error of a step that panicked. It contains only the location of the panic, because the text of a panic can quote
+/// a secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a panic at {0}")]
 pub(crate) struct Panicked(String);
 
 thread_local! {
-    /// Where this thread last panicked.
+    /// The location in the code at which this thread last panicked.
     static LAST_LOCATION: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
@@ -34,7 +35,8 @@ fn record_location(location: &dyn fmt::Display) {
     LAST_LOCATION.set(Some(location.to_string()));
 }
 
-/// Runs a step. If it panics, do not use what it borrowed mutably, because the step may be half done.
+/// Runs a step, and returns an error if it panics. After an error, do not use what the step borrowed mutably, because
+/// the step may be half done.
 pub(crate) fn catch<T>(step: impl FnOnce() -> T) -> Result<T, Panicked> {
     panic::catch_unwind(AssertUnwindSafe(step)).map_err(|_| Panicked::take_last())
 }
@@ -47,7 +49,8 @@ pub(crate) async fn catch_async<T>(step: impl Future<Output = T>) -> Result<T, P
 // === impl Panicked ===
 
 impl Panicked {
-    /// Returns the last panic of this thread and forgets it. Its location is unknown if the hook is not installed.
+    /// Returns the last panic of this thread, and clears the stored location. The location is unknown if the hook is
+    /// not installed.
     pub(crate) fn take_last() -> Self {
         Self(LAST_LOCATION.take().unwrap_or_else(|| latchkey_telemetry::panics::UNKNOWN_LOCATION.to_owned()))
     }

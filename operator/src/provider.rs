@@ -1,4 +1,4 @@
-//! The steps of a Provider: resolve, validate, status.
+//! The steps of the reconcile of a Provider: resolve its references, validate it, write its status.
 
 mod finding;
 pub(crate) mod reconcile;

@@ -24,15 +24,16 @@ pub(crate) struct QuotaLimits {
     pub(crate) bytes: u64,
 }
 
-/// Ten times as many Apps as a large tenant is expected to have. An ordinary App needs about 8 KiB of a server's
-/// memory, so 2,000 Apps need 16 MiB.
+/// The default quota of Apps is ten times what a large tenant is expected to have. An ordinary App needs about 8 KiB of
+/// a server's memory, so 2,000 Apps need 16 MiB.
 pub(crate) const DEFAULT_MAX_APPS: u32 = 2_000;
-/// A server has each document in memory twice: parsed, and as a file in `--cache-dir`. With the chart's defaults, the
-/// documents of a namespace can need 64 MiB of 256 MiB of memory, and half of `cacheSizeLimit`. So a single namespace
-/// can neither exhaust a server's memory nor displace the documents of others from the cache.
+/// A server has each document in memory twice: parsed, and as a file in `--cache-dir`, which is in memory, too. With
+/// the chart's defaults, the documents of a namespace can need 64 MiB of 256 MiB of memory, and half of
+/// `cacheSizeLimit`. So a single namespace can neither exhaust a server's memory nor displace the documents of others
+/// from the cache.
 pub(crate) const DEFAULT_MAX_RENDERED_BYTES: u64 = 32 * 1024 * 1024;
 
-/// The quota that an App would exceed.
+/// Which quota an App would exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum QuotaExceeded {
     #[error(
@@ -47,7 +48,7 @@ pub(crate) enum QuotaExceeded {
     Bytes(u64),
 }
 
-/// There is no room for an App or a document.
+/// The error if there is no room in the quotas for an App or a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NoRoom {
     pub(crate) exceeded: QuotaExceeded,
@@ -104,8 +105,8 @@ impl Quotas {
 
     // --- Decisions
 
-    /// Reserves what the first keys and the first document of an App need, or returns the quota that would be exceeded.
-    /// `ahead` is the number of older Apps that have precedence.
+    /// Reserves room for the first keys and the first document of an App, or returns the quota that would be exceeded.
+    /// `ahead` is the number of older Apps that have precedence over this App.
     pub(crate) fn admit_app(
         &self,
         app_id: &AppId,
@@ -128,7 +129,7 @@ impl Quotas {
         Ok(())
     }
 
-    /// Reserves what the document of an App that already has keys needs, or returns the quota that would be exceeded.
+    /// Reserves room for the document of an App that already has keys, or returns the quota that would be exceeded.
     pub(crate) fn admit_document(&self, secret: &str, namespace: &str, size: DocumentSize) -> Result<(), NoRoom> {
         let mut namespaces = self.namespaces();
         let need = Amount { apps: 0, bytes: namespaces.growth(secret, namespace, size) };
@@ -138,7 +139,7 @@ impl Quotas {
         Ok(())
     }
 
-    /// Returns how many bytes the clients in this document can have.
+    /// Returns how many bytes the clients in this document can have according to the namespace's quota for clients.
     pub(crate) fn room_for_clients(&self, secret: &str, namespace: &str) -> u64 {
         self.limits.bytes.saturating_sub(self.namespaces().client_bytes_without(secret, namespace))
     }
@@ -161,7 +162,7 @@ impl Quotas {
         u32::try_from(apps).is_ok_and(|apps| used.saturating_add(apps) <= self.limits.apps)
     }
 
-    /// Whether the documents of a namespace have reached the quota.
+    /// Whether the documents of a namespace have reached the quota of bytes.
     pub(crate) fn is_byte_quota_reached(&self, namespace: &str) -> bool {
         self.namespaces().used(namespace).bytes >= self.limits.bytes
     }
@@ -198,13 +199,13 @@ impl Quotas {
         }
     }
 
-    /// Whether the App waits for an appID.
+    /// Whether the App waits for room in a quota, and this room includes an appID.
     pub(crate) fn is_waiting_for_app_id(&self, namespace: &str, name: &str) -> bool {
         let namespaces = self.namespaces();
         namespaces.waiting.get(namespace).and_then(|waiting| waiting.get(name)).is_some_and(|app| app.need.apps > 0)
     }
 
-    /// Returns the waiting Apps that fit now, the oldest first.
+    /// Returns the waiting Apps for which the quotas have room now, the oldest first.
     pub(crate) fn admissible(&self, namespace: &str) -> Vec<NamespacedName> {
         let namespaces = self.namespaces();
         let Some(waiting) = namespaces.waiting.get(namespace) else { return Vec::new() };

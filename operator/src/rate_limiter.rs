@@ -6,22 +6,22 @@ use std::{collections::HashMap, time::Duration};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// How many writes can pass per second.
+/// The maximum number of writes per second.
 const RATE: u32 = 100;
-/// How many writes can pass together after a pause. So the edit of a Secret that a few Apps share is not delayed.
+/// The maximum number of writes at once after a pause. So an edit of a Secret that a few Apps share is not delayed.
 const BURST: u32 = 100;
 
-/// How long a reservation is kept after its turn.
+/// How long a reservation is stored after the time slot that it reserves.
 const RESERVATION_TTL: Duration = Duration::from_secs(60);
 
-/// Gives each object a turn, which is the time at which it can write. The turns are in the order in which the objects
-/// ask. An object that must wait has a reservation.
+/// Gives each object a time slot, which is the time at which it can write. The slots are in the order in which the
+/// objects call [`RateLimiter::try_acquire`]. An object that must wait has a reservation.
 pub(crate) struct RateLimiter(Mutex<Reservations>);
 
 struct Reservations {
-    /// The turn that was given last. It may be in the future.
-    last_turn: Instant,
-    /// The turn of each object that waits.
+    /// The time slot that was given last. It may be in the future.
+    last_slot: Instant,
+    /// The time slot of each object that waits.
     by_object: HashMap<String, Instant>,
 }
 
@@ -29,36 +29,36 @@ struct Reservations {
 
 impl RateLimiter {
     pub(crate) fn new() -> Self {
-        Self(Mutex::new(Reservations { last_turn: Instant::now(), by_object: HashMap::new() }))
+        Self(Mutex::new(Reservations { last_slot: Instant::now(), by_object: HashMap::new() }))
     }
 
-    /// Returns `Ok` if this object can proceed now. Otherwise reserves a turn, and returns the wait until this turn. An
-    /// object that does not come back loses its turn.
+    /// Returns `Ok` if this object can write now. Otherwise reserves a time slot, and returns the wait until this slot.
+    /// The object must then call this function again. If it does not, it loses its slot.
     pub(crate) fn try_acquire(&self, object: &str) -> Result<(), Duration> {
         let interval = Duration::from_secs(1) / RATE;
         let now = Instant::now();
         let mut reservations = self.0.lock();
-        if let Some(turn) = reservations.by_object.get(object).copied() {
-            if turn <= now {
+        if let Some(slot) = reservations.by_object.get(object).copied() {
+            if slot <= now {
                 reservations.by_object.remove(object);
                 return Ok(());
             }
-            return Err(turn - now);
+            return Err(slot - now);
         }
-        // At most `BURST` unused turns are saved.
-        reservations.last_turn =
-            reservations.last_turn.max(now.checked_sub(interval * BURST).unwrap_or(now)) + interval;
-        let turn = reservations.last_turn;
-        if turn <= now {
+        // After a pause, at most `BURST` unused slots are available.
+        reservations.last_slot =
+            reservations.last_slot.max(now.checked_sub(interval * BURST).unwrap_or(now)) + interval;
+        let slot = reservations.last_slot;
+        if slot <= now {
             return Ok(());
         }
-        // An object that did not come back loses its reservation.
-        reservations.by_object.retain(|_, turn| now.saturating_duration_since(*turn) < RESERVATION_TTL);
-        reservations.by_object.insert(object.to_owned(), turn);
-        Err(turn - now)
+        // Drops the reservations of objects that did not call again.
+        reservations.by_object.retain(|_, slot| now.saturating_duration_since(*slot) < RESERVATION_TTL);
+        reservations.by_object.insert(object.to_owned(), slot);
+        Err(slot - now)
     }
 
-    /// Drops the reservation of an object that no longer needs its turn.
+    /// Drops the reservation of an object that has nothing to write any more.
     pub(crate) fn cancel(&self, object: &str) {
         self.0.lock().by_object.remove(object);
     }

@@ -33,8 +33,8 @@ use crate::{
     error::{ErrorChain, ErrorKind},
 };
 
-/// The maximum number of concurrent releases. Each waits for the servers, which look for documents with the state
-/// `Released` every two seconds. Releases that wait for requests to end are not included, because they only wait.
+/// The maximum number of concurrent releases. Each of them waits for the servers, which look for documents with the
+/// state `Released` every two seconds. Releases that only wait for running requests to end do not count.
 const MAX_CONCURRENT: usize = 16;
 /// How long the operator waits for running requests after the last server has stopped serving the App's document. A
 /// request can run for at most 106 s: 30 s for the body, 6 s in the queue for passwords (twice 3 s), 30 s for three
@@ -86,7 +86,7 @@ async fn check_app_id(context: &Arc<Context>, id: AppId, slots: &Semaphore) {
             (Retry::Soon, context.failures.retry_after(&failure_key, ErrorKind::Unavailable))
         }
         Ok(ReleaseOutcome::Unanswered) => (Retry::Late, UNANSWERED_RETRY),
-        // This operator cannot read the namespace, so it cannot find out whether the App exists.
+        // This operator has no right to read the App's namespace, so it cannot find out whether the App exists.
         Err(error) if error.kind() == ErrorKind::Forbidden => return,
         Err(error) => {
             warn!(app = %id, error = %ErrorChain(&error), "an appID could not be released yet");

@@ -12,7 +12,8 @@ pub(crate) struct ReportThrottle(Mutex<HashMap<String, Instant>>);
 // === impl ReportThrottle ===
 
 impl ReportThrottle {
-    /// Whether progress can be reported now: once per `interval`. If so, records it as reported.
+    /// Whether the progress of the object can be reported now, because it was not reported during the last `interval`.
+    /// If so, records that it is reported now.
     pub(crate) fn try_report(&self, uid: &str, interval: Duration) -> bool {
         let mut reported = self.0.lock();
         let now = Instant::now();

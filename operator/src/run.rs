@@ -36,11 +36,11 @@ use crate::{
     written_statuses::WrittenStatuses,
 };
 
-/// The maximum wait for data from the API server. It is longer than a watch lasts (30 s). A request that exceeds it
+/// The maximum wait for data from the API server. It is longer than a watch lasts (30 s). A request that waits longer
 /// fails and is retried.
 const READ_TIMEOUT: Duration = Duration::from_secs(40);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// At most this many notifications of the monitor are handled together.
+/// The maximum number of events of the monitor that are handled together.
 const MAX_EVENT_BATCH: usize = 10_000;
 const POD_METRICS_INTERVAL: Duration = Duration::from_secs(5);
 /// The maximum time for which active work can continue after the process was asked to stop.
@@ -128,8 +128,8 @@ async fn run_operator(args: RunArgs) -> Result<()> {
         () = &mut stop_requested => false,
     };
     if is_lease_lost {
-        // Another replica may lead now, so this process ends without finishing its work. The process that replaces it
-        // becomes a candidate.
+        // Another replica may be the leader now, so this process ends without finishing its work. The restarted process
+        // becomes a candidate for the Lease again.
         bail!("the Lease is lost; another operator is the leader");
     }
     info!("stopping");
@@ -200,7 +200,8 @@ async fn run_controllers(context: Arc<Context>, queue: QueueReceivers, health: &
     wait_synced(&context.objects, health).await;
     context.monitor.wait_settled().await;
     info!("every watch is synced, and every server pod has reported what it serves");
-    // These changes can be dropped: all Apps are queued now, and each of them reports the outcome of its Clients.
+    // These changes of Clients can be dropped, because all Apps are queued now, and the reconcile of each App decides
+    // about all its Clients.
     while queue.client_changes.try_pop().is_some() {}
     context.reconcile_queue.enqueue_everything(&context.objects);
     let (apps, providers) = (context.objects.apps.clone(), context.objects.providers.clone());
@@ -236,7 +237,8 @@ fn now() -> OffsetDateTime {
     OffsetDateTime::now_utc()
 }
 
-/// Waits until every watch has reported its first list. Decisions on partial state would be wrong.
+/// Waits until every watch has reported its first list of objects, because decisions from incomplete state would be
+/// wrong.
 async fn wait_synced(objects: &ClusterState, health: &Health) {
     // The writers are dropped only when the process ends.
     let _ = objects.apps.wait_until_ready().await;
@@ -245,7 +247,7 @@ async fn wait_synced(objects: &ClusterState, health: &Health) {
     health.wait_synced().await;
 }
 
-/// Queues the reconciles that the monitor asks for.
+/// Queues the reconciles for which the monitor sends events.
 async fn forward_events(
     mut events: mpsc::UnboundedReceiver<MonitorEvent>,
     objects: ClusterState,

@@ -1,4 +1,5 @@
-//! Caches the results of the previous run, so that a run computes only what has changed since then.
+//! Caches the results of one run of the renderer for the next run, so that a run computes only what has changed since
+//! the previous run.
 
 use std::{collections::HashMap, fmt, mem, sync::Arc};
 

@@ -100,7 +100,7 @@ where
             match &result {
                 Ok(response) => {
                     span.record("http.response.status_code", response.status().as_u16());
-                    // A reconcile expects client errors such as 404.
+                    // Only server errors are recorded, because a reconcile expects client errors such as 404.
                     if response.status().is_server_error() {
                         latchkey_telemetry::record_error(&span, response.status().as_str());
                     }

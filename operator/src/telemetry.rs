@@ -10,7 +10,7 @@ const OPTIONS: Options = Options {
     version: env!("CARGO_PKG_VERSION"),
     exports_spans: true,
     logs_current_span: false,
-    // Without this filter, kube's runtime would log errors again that the operator has logged.
+    // Without this filter, kube's runtime would log errors that the operator has already logged.
     filter_directives: &["kube_runtime=error"],
 };
 

@@ -1,4 +1,4 @@
-//! Objects that the API server stores but this operator cannot decode.
+//! Handles objects that the API server stores but this operator cannot decode.
 
 use kube::{
     Api, Resource,

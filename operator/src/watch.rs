@@ -49,17 +49,19 @@ use crate::{admin::Health, quota::QuotaLimits};
 /// How long a watch lasts before it is opened again. With kube's default, a connection that is dropped silently would
 /// stay unnoticed for five minutes.
 pub(crate) const WATCH_SECONDS: u32 = 30;
-/// Objects per page of a list.
+/// The maximum number of objects per page of a list.
 const PAGE_SIZE: u32 = 500;
-/// Rendered Apps or Clients per page of a list: fewer than [`PAGE_SIZE`], because each can have hundreds of KiB.
+/// The maximum number of rendered Apps or Clients per page of a list. It is less than [`PAGE_SIZE`], because each of
+/// them can have hundreds of KiB.
 const DOCUMENT_PAGE_SIZE: u32 = 100;
-/// Secrets of Clients per page of a list. Anybody who can create Secrets in a namespace can create many of this type
-/// with 1 MiB each, and the watch holds a whole page in memory, also as JSON: 16 need less than 50 MiB.
+/// The maximum number of Secrets of Clients per page of a list. Anybody who can create Secrets in a namespace can
+/// create many of this type with 1 MiB each. The watch holds a whole page in memory, both parsed and as JSON, so 16
+/// Secrets need less than 50 MiB.
 const CLIENT_SECRET_PAGE_SIZE: u32 = 16;
 
 /// Returns the names under which `/readyz` lists watches that have not finished their first list. Namespaces are
-/// watched only together with all namespaces: they are not in any namespace, so a Role cannot grant the right to list
-/// them.
+/// watched only if the operator watches all namespaces: a Namespace is not in any namespace, so a Role cannot grant the
+/// right to list Namespaces.
 pub(crate) fn watch_names(watched_namespaces: &[String]) -> Vec<&'static str> {
     let namespaces: &'static str = WatchName::Namespaces.into();
     let all = WatchName::VARIANTS.iter().copied();

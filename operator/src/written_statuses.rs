@@ -1,4 +1,5 @@
-//! Remembers each written status until the watch reports it. Until then the store has an older copy of the object.
+//! Stores each written status until the watch reports the write. Until then, the store of watched objects has an older
+//! copy of the object.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -7,10 +8,11 @@ use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
-/// How long a written status is remembered: longer than an interruption of a watch can stay unnoticed.
+/// How long a written status is stored. This is longer than the time for which an interruption of a watch can stay
+/// unnoticed.
 const WRITTEN_STATUS_TTL: Duration = Duration::from_secs(60);
 
-/// The statuses that the watch has not reported yet, by uid.
+/// The written statuses that the watch has not reported yet, by the uid of the object.
 #[derive(Default)]
 pub(crate) struct WrittenStatuses(Mutex<HashMap<String, WrittenStatus>>);
 

@@ -28,7 +28,8 @@ const MONTHS_AHEAD: i32 = 3;
 const APPS_PER_STATEMENT: usize = 100;
 /// The maximum number of events that one statement deletes per App.
 const MAX_EVENTS_PER_APP: i64 = 100;
-/// After this time, a run deletes at most one more batch of events per App. The next run deletes the rest.
+/// If a run has deleted events for this time, it deletes at most one more batch of events per App. The next run deletes
+/// the rest.
 const MAX_DELETE_TIME: Duration = Duration::from_secs(60);
 
 /// Which events are deleted.
@@ -36,7 +37,7 @@ struct Retention {
     /// The start of the earliest month of which an App still retains events. Earlier partitions can be dropped.
     month: OffsetDateTime,
     apps: Vec<String>,
-    /// For the App at the same index of `apps`: the time before which its events are deleted.
+    /// For each App in `apps`, at the same index: the time before which its events are deleted.
     delete_before: Vec<OffsetDateTime>,
 }
 
@@ -60,7 +61,8 @@ pub async fn run(
             let written = stores.write_refusals(|app| apps.get(app.as_str()).is_some()).await?;
             debug!(written, "aggregated refusals were written");
             if stores.postgres.try_start_audit_upkeep(RETENTION_INTERVAL).await? {
-                // If one of the next three steps fails, the retention of events is still applied.
+                // The next three steps return their errors later, so that the retention of audit events is applied even
+                // if one of them fails.
                 let accounts_deleted = retention::delete_unverified(&stores, &apps, env.now(), &metrics).await;
                 let hashes_removed = foreign_hashes::apply_retention(&stores, &apps, env.now()).await;
                 let events_removed = webhooks::remove_old_events(&stores, &apps, &webhook_metrics).await;

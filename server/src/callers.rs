@@ -52,7 +52,7 @@ pub enum CallerError {
     KeysUnavailable,
 }
 
-/// What is wrong with a token; only for the log.
+/// What is wrong with a token. This is only logged: the caller does not get it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
     #[error("it is not a JWT with a key id")]
@@ -145,7 +145,7 @@ fn validate_token(
         return Err(TokenError::InvalidSignature);
     }
     let mut validation = Validation::new(key.algorithm);
-    // These claims are checked below, with the given clock and a separate error for each.
+    // These claims are checked below, with the time `now` and with a separate error for each claim.
     validation.validate_exp = false;
     validation.validate_aud = false;
     validation.required_spec_claims.clear();

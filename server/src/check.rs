@@ -1,4 +1,5 @@
-//! `latchkey-server check`: checks that URLs inside a cluster respond. The container image has no shell and no curl.
+//! `latchkey-server check`: checks that URLs inside a cluster respond. This command exists because the container image
+//! has no shell and no curl.
 
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use tokio::{
 };
 use url::Url;
 
-/// Timeout of one attempt.
+/// The timeout of one attempt to get a response from a URL.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(5);
 const RETRY_DELAY: Duration = Duration::from_millis(500);
 

@@ -1,5 +1,5 @@
-//! Metrics of the endpoints for clients. No label contains the name of a client, because an installation can have
-//! thousands of clients.
+//! Metrics of the endpoints for OpenID clients. No label contains the name of a client, because an installation can
+//! have thousands of clients.
 
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -85,7 +85,7 @@ impl ClientMetrics {
 impl ClientGrantType {
     const ALL: [Self; 2] = [Self::AuthorizationCode, Self::RefreshToken];
 
-    /// The value of `grant_type`.
+    /// Returns the value of the parameter `grant_type` that stands for this grant type.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::AuthorizationCode => "authorization_code",
@@ -93,7 +93,7 @@ impl ClientGrantType {
         }
     }
 
-    /// `None` for a grant type that is not supported.
+    /// Returns the grant type with this name, or `None` if it is not supported.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|grant| grant.as_str() == name)
     }

@@ -1,5 +1,5 @@
-//! The rendered Apps being served: the configuration of the server. Each App is replaced in one step, and subscribers
-//! receive every change.
+//! The rendered Apps that the server serves: its configuration. An App is replaced in one step, and subscribers receive
+//! every change.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -39,12 +39,12 @@ use texts::SharedTexts;
 /// start again from the full set.
 const BACKLOG: usize = 1024;
 
-/// The number of parts of [`ServedApps`]. A change of an App copies one part and the list of parts: with 10,000 Apps,
-/// about 40 entries of the part and 256 pointers to the parts.
+/// The number of parts of [`ServedApps`]. A change of an App copies only one part and the list of parts: with 10,000
+/// Apps, these are about 40 entries in the part and 256 pointers to the parts.
 const PARTS: usize = 256;
 
-/// Rate-limit windows that apply in addition to those of an App, so that no App exceeds the limits of the installation
-/// (specification: Limits, Rate limits).
+/// The rate limits of the installation. They apply in addition to the rate limits of an App, so that no App exceeds
+/// them (specification: Limits, Rate limits).
 pub type Ceilings = BTreeMap<Limit, Vec<Window>>;
 
 /// The Apps being served, by appID. Readers never block.
@@ -67,8 +67,8 @@ struct ServedApps {
     count: usize,
     /// How many of the Apps have pages.
     with_pages: usize,
-    /// The Apps by the own host of their pages. If several Apps have the same host, the host belongs to the App with
-    /// the smallest appID.
+    /// The Apps that have an own host for their pages, by this host. If several Apps have the same host, the host
+    /// belongs to the App with the smallest appID.
     pages_hosts: Arc<HashMap<HostName, BTreeSet<AppId>>>,
 }
 
@@ -82,11 +82,11 @@ struct Unserved {
     webhooks: BTreeMap<AppId, WebhookReport>,
 }
 
-/// The newest document of an App, if that document was rejected.
+/// The rejection of the newest document of an App.
 struct Rejection {
     document: RejectedDocument,
-    /// The App of the document, if the document is valid but conflicts with the owner or the keys of the appID. The
-    /// database can accept the App later, for example after the users of an earlier App were deleted.
+    /// The App in the document, if the document is valid but conflicts with the owner or the keys of the appID. The
+    /// database can accept this App later, for example after the users of an earlier App were deleted.
     suspended: Option<Arc<App>>,
 }
 
@@ -95,11 +95,11 @@ struct Rejection {
 pub struct PendingDeletion {
     pub doc: Arc<DeletedApp>,
     pub revision: Revision,
-    /// `None` until the database was checked.
+    /// The progress of the deletion. `None`: the server has not checked the database yet.
     pub progress: Option<DeletionProgress>,
 }
 
-/// A valid document.
+/// The content of a valid document.
 enum ParsedDocument {
     App(Arc<App>),
     Deleted(PendingDeletion),
@@ -116,7 +116,7 @@ pub struct FullSync<'a> {
     unchanged: HashSet<AppId>,
 }
 
-/// Why a document is rejected. The texts contain no secret of the document.
+/// Why a document is rejected. The messages contain no secret of the document.
 #[derive(Debug, thiserror::Error)]
 pub enum RejectError {
     #[error("the document is not UTF-8")]
@@ -324,7 +324,7 @@ impl Apps {
         }
     }
 
-    /// Stores the last valid documents in this cache.
+    /// Returns these Apps with a cache, in which the last valid documents are stored.
     pub fn with_cache(self, cache: Cache) -> Self {
         Self { cache: Some(cache), ..self }
     }
@@ -347,12 +347,14 @@ impl Apps {
         self.serving.load().with_pages > 0
     }
 
-    /// The App whose pages have this own host, in lower case and without port (specification: Hosted pages, Own host).
+    /// Returns the App whose pages have this own host, which must be in lower case and without a port (specification:
+    /// Hosted pages, Own host).
     pub fn get_by_pages_host(&self, host: &str) -> Option<Arc<App>> {
         self.serving.load().by_pages_host(host).cloned()
     }
 
-    /// The own host of the App's pages, unless an App with a smaller appID has the same host.
+    /// Returns the App's own host for its pages, or `None` if it has none or if an App with a smaller appID has the
+    /// same host.
     pub fn held_pages_host<'a>(&self, app: &'a App) -> Option<&'a HostName> {
         let host = app.pages_host()?;
         let holder = self.get_by_pages_host(host.as_str())?;
@@ -395,7 +397,7 @@ impl Apps {
         self.unserved.lock().rejected.values().filter_map(|rejection| rejection.suspended.clone()).collect()
     }
 
-    /// Subscribes to all changes from now on, without the full set of revisions.
+    /// Subscribes to all later changes, without getting the full set of revisions first.
     pub fn subscribe_changes(&self) -> broadcast::Receiver<RevisionChange> {
         self.changes.subscribe()
     }
@@ -418,7 +420,7 @@ impl Apps {
         (Hello { pod_uid, format: FORMAT, revisions, refused, deletions, webhooks }, receiver)
     }
 
-    /// Puts a document into service in place of the previous one, or rejects it as a whole and reports why.
+    /// Serves a document instead of the previous document of the App, or rejects it as a whole and reports why.
     pub fn put(&self, id: &AppId, document: &[u8]) {
         self.metrics.record_event();
         let revision = Revision::of(document);
@@ -445,7 +447,7 @@ impl Apps {
         self.update(|unserved, serving, changes| self.stop_serving(id, unserved, serving, changes));
     }
 
-    /// Starts a full set of documents.
+    /// Starts the collection of a full set of documents.
     pub fn start_full_sync(&self) -> FullSync<'_> {
         FullSync { apps: self, documents: Vec::new(), unchanged: HashSet::new() }
     }
@@ -478,7 +480,7 @@ impl Apps {
         });
     }
 
-    /// Serves an App that the database has rejected before and now accepts.
+    /// Serves an App that was suspended (`Rejection::suspended`) and that the database now accepts.
     pub fn resume(&self, id: &AppId, revision: &Revision) {
         self.update(|unserved, serving, changes| {
             let rejection = unserved.rejected.get(id).filter(|rejection| rejection.document.revision == *revision);
@@ -544,7 +546,7 @@ impl Apps {
         });
     }
 
-    /// Whether the last document of the App had this revision. If so, there is nothing to change.
+    /// Whether the newest document of the App already has this revision. If so, there is nothing to change.
     fn is_current(&self, id: &AppId, revision: &Revision) -> bool {
         let unserved = self.unserved.lock();
         match unserved.rejected.get(id) {
@@ -723,7 +725,7 @@ impl Apps {
         }
     }
 
-    /// Changes the set in one step, and sends the changes to the subscribers.
+    /// Changes the set of Apps in one step, and sends the changes to the subscribers.
     fn update(&self, edit: impl FnOnce(&mut Unserved, &mut ServedApps, &mut Vec<RevisionChange>)) {
         let mut unserved = self.unserved.lock();
         let mut serving = ServedApps::clone(&self.serving.load());
@@ -755,7 +757,7 @@ impl FullSync<'_> {
         }
     }
 
-    /// Adds an App with a document that cannot be read: its previous document stays in service.
+    /// Adds an App whose document cannot be read. The previous document of the App stays in service.
     pub fn reject_unreadable(&mut self, id: &AppId, error: RejectError) {
         let revision = Revision::of(error.to_string().as_bytes());
         if self.apps.is_current(id, &revision) {
@@ -800,7 +802,8 @@ impl PendingDeletion {
     }
 }
 
-/// Adds the windows of the ceiling to those of the App; of two windows with the same length, the lower count applies.
+/// Adds the windows of the installation's limit to the windows of the App's limit. If two windows have the same length,
+/// the lower count applies.
 fn apply_ceiling(windows: &mut Vec<Window>, ceiling: &[Window]) {
     for ceiling_window in ceiling {
         match windows.iter_mut().find(|window| window.window_seconds == ceiling_window.window_seconds) {
@@ -1207,8 +1210,8 @@ mod tests {
             apps
         };
         let (few, many) = (filled(100), filled(10_000));
-        // The two sets of Apps are measured in turn, several times, and the shortest times are compared: other load on
-        // the machine disturbs only some rounds.
+        // The two sets of Apps are measured alternately, several times, and the shortest times are compared, because
+        // other load on the machine disturbs only some of the measurements.
         let round = |apps: &Apps| {
             let started = std::time::Instant::now();
             for number in 0..200 {
@@ -1266,7 +1269,8 @@ mod tests {
         assert!(apps.get("shop").is_none());
     }
 
-    /// Waits for a matching change. Skips other changes, because a half-written file can be read and rejected first.
+    /// Waits for a matching change. Skips other changes, because a file can be read and rejected while it is only half
+    /// written.
     fn wait_for_change(
         changes: &mut broadcast::Receiver<RevisionChange>,
         fits: impl Fn(&RevisionChange) -> bool,

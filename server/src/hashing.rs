@@ -104,7 +104,7 @@ impl Default for HashingOptions {
 /// The minimum number of slots per thread: very slow hashing must not make the queue so short that single users get no
 /// slot.
 const MIN_SLOTS_PER_THREAD: usize = 16;
-/// The memory of a server without hashing, connections and requests, in MiB (docs/operations.md).
+/// The memory that a server needs without any hashing, connections and requests, in MiB (docs/operations.md).
 const BASE_MEMORY_MIB: u64 = 40;
 /// The memory of a hashing thread besides the blocks of a hash, in MiB.
 const THREAD_MEMORY_MIB: u64 = 1;
@@ -232,7 +232,7 @@ impl HashingOptions {
         per_thread.min(self.max_slots_per_thread).saturating_mul(self.threads.get())
     }
 
-    /// The class of new hashes.
+    /// The class (function and cost parameters) of new hashes.
     const fn class_of_new_hashes(&self) -> HashClass {
         HashClass::Argon2(self.native)
     }

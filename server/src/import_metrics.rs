@@ -6,8 +6,8 @@ use prometheus_client::{
     registry::Registry,
 };
 
-/// The sources of `latchkey-server import`. A caller can send any name as the source of an import. Every name that is
-/// not in this list is counted as [`OTHER_SOURCE`].
+/// The sources (systems or formats) from which `latchkey-server import` reads users. A caller can send any name as the
+/// source of an import. Every name that is not in this list is counted as [`OTHER_SOURCE`].
 const SOURCES: [&str; 7] = ["keycloak", "gotrue", "kratos", "firebase", "auth0", "cognito", "ndjson"];
 const OTHER_SOURCE: &str = "other";
 

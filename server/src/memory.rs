@@ -27,7 +27,8 @@ fn limit_at(root: &Path) -> u64 {
             return None;
         };
         // In a container, the path can be a path on the host, but only the container's own cgroup is mounted, at the
-        // root. Therefore the files in the folder and in all its ancestors are read, including the root.
+        // root of the cgroup file system. Therefore the files in the folder and in all its ancestors are read,
+        // including the root.
         let folders = Path::new(path.trim_start_matches('/')).ancestors();
         // `max`, which means no limit, does not parse as a number.
         folders.filter_map(|folder| read(Path::new(base).join(folder).join(file).to_str()?)?.trim().parse().ok()).min()

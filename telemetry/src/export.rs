@@ -80,7 +80,8 @@ struct OutageLogger {
 // === impl TraceExporter ===
 
 impl TraceExporter {
-    /// `None` if the environment names no collector or disables the export. `service` is the default of `service.name`.
+    /// Creates the exporter that the environment configures. `None` if the environment names no collector or disables
+    /// the export. `service` is the default of `service.name`.
     pub(crate) fn from_env(service: &'static str, version: &'static str) -> Result<Option<Self>, ExportError> {
         let Some(settings) = Settings::from_variables(|name| std::env::var(name).ok())? else { return Ok(None) };
         let runtime = Builder::new_multi_thread().worker_threads(1).thread_name("spans").enable_all().build()?;

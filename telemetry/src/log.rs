@@ -22,7 +22,7 @@ pub enum LogFormat {
     Text,
 }
 
-/// The filter of `--log` does not parse.
+/// The value of `--log` is not a valid filter.
 #[derive(Debug, thiserror::Error)]
 #[error("--log is not a filter such as info or {crate_name}=debug,info")]
 pub struct InvalidFilter {

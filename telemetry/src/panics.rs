@@ -1,4 +1,4 @@
-//! The panic hook.
+//! The hook that reports each panic of the process.
 
 use std::{fmt, panic};
 

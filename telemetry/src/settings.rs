@@ -13,7 +13,8 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Settings {
     pub(crate) protocol: Protocol,
-    /// Used only for gRPC. For HTTP, the exporter of the SDK reads the variables itself, and adds the path if needed.
+    /// The URL of the collector, used only for gRPC. For HTTP, the exporter of the SDK reads the variables itself, and
+    /// adds the path if needed.
     pub(crate) endpoint: Uri,
     /// Timeout of one export, including retries.
     pub(crate) timeout: Duration,
@@ -45,7 +46,7 @@ struct Variables<F>(F);
 // === impl Settings ===
 
 impl Settings {
-    /// `None` if spans are not exported.
+    /// Reads the settings from the environment variables. `None` if spans are not exported.
     pub(crate) fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, InvalidSetting> {
         let variables = Variables(variable);
         if variables.get("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
@@ -63,7 +64,7 @@ impl Settings {
         let root_certificates =
             variables.first_set("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "OTEL_EXPORTER_OTLP_CERTIFICATE");
         let sampler = variables.sampler()?;
-        // The other default propagator, `baggage`, is not used.
+        // OpenTelemetry's default is `tracecontext` and `baggage`. `baggage` is not used here.
         let propagators = variables.get("OTEL_PROPAGATORS").unwrap_or_else(|| "tracecontext".to_owned());
         Ok(Some(Self {
             protocol,

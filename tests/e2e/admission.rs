@@ -1,5 +1,5 @@
-//! Validation of Apps, Providers and Clients by the API server: every bound, every rule with its message, the defaults, and the
-//! initial status. `render --check`, which checks manifests without an API server, must reject the same fields.
+//! Validation of Apps, Providers and Clients by the API server: every bound, every rule with its message, the defaults,
+//! and the initial status. `render --check`, which checks manifests without an API server, must reject the same fields.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,4 +1,4 @@
-//! Callers in the cluster, verified with the keys of a real API server.
+//! Callers in the cluster (ServiceAccounts that introspect tokens), verified with the keys of a real API server.
 
 use std::time::Duration;
 

@@ -74,7 +74,7 @@ async fn a_change_without_the_old_password_needs_a_recent_login() {
     let stale = stale.expect_error(StatusCode::UNAUTHORIZED, "reauthentication_required");
     let challenge = stale.header("www-authenticate").unwrap();
     assert!(challenge.starts_with("Bearer") && !challenge.contains("invalid_token"), "{challenge}");
-    // A refresh is not a login.
+    // A refresh does not count as a recent login.
     let refreshed = owner.refresh().await.expect(StatusCode::OK);
     let refreshed = owner.client.with_token(test_app.id(), refreshed.string("access_token"));
     let stale = refreshed.post("user/password", &json!({ "password": THIRD_PASSWORD })).await;
@@ -195,7 +195,7 @@ async fn if_a_confirm_removed_the_password_other_sessions_need_a_recent_login_to
     let refused = other_session.change_password(None, NEW_PASSWORD).await;
     refused.expect_error(StatusCode::UNAUTHORIZED, "reauthentication_required");
 
-    // After a reset, the session of the confirm can no longer set a password.
+    // After a password reset, the session that *confirm* opened can no longer set a password.
     let code = test_app.request_reset_code(EMAIL, 3).await;
     test_app.client().confirm_password(test_app.id(), EMAIL, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
     let rejected = confirm_session.post("user/password", &json!({ "password": THIRD_PASSWORD })).await;

@@ -366,7 +366,7 @@ async fn the_programs_know_every_flag_that_the_chart_passes() {
                 let args = container["args"].as_array().unwrap().iter().map(|arg| arg.as_str().unwrap());
                 let args: Vec<String> = args.map(|arg| arg.replace("$(POD_NAME)", "pod")).collect();
                 let mut command = std::process::Command::new(process::find_built_program(program).unwrap());
-                // The program checks the arguments before `--help`.
+                // The program checks the other arguments before it prints the help.
                 let output = command.args(&args).arg("--help").output().unwrap();
                 assert!(output.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&output.stderr));
                 commands += 1;
@@ -421,7 +421,7 @@ async fn an_http_route_has_the_hosts_of_hosted_pages_and_other_namespaces_can_ro
     let base_host = hostnames(&plain)[0].clone();
     assert_eq!(hostnames(&objects), json!([base_host, "login.a.example", "login.b.example"]));
 
-    // Teams can have HTTPRoutes of their own, without that of the chart.
+    // Teams can use HTTPRoutes of their own even if the chart creates no HTTPRoute.
     let objects = render(&["--set", "httpRoute.referenceGrant.namespaces={shop,blog}"]).await.unwrap();
     assert!(objects_of_kind(&objects, "HTTPRoute").is_empty());
     let grants = objects_of_kind(&objects, "ReferenceGrant");

@@ -46,7 +46,7 @@ enum Auth<'a> {
     Post(&'a str, &'a str),
     /// Sends only the `client_id`.
     Public(&'a str),
-    /// These fields of `Authorization`, and nothing in the form.
+    /// Sends this `Authorization` header, and nothing in the form.
     Header(&'a str),
     Nothing,
 }

@@ -169,7 +169,7 @@ async fn a_contested_account_loses_its_password_at_confirm() {
     for nth_code in [1, 2] {
         let test_app = TestApp::start().await;
         test_app.register(EMAIL).await;
-        let planted_session = test_app.client().authenticate(test_app.id(), EMAIL, PASSWORD).await;
+        let earlier_session = test_app.client().authenticate(test_app.id(), EMAIL, PASSWORD).await;
         let second = test_app.client().register(test_app.id(), "Another", EMAIL, NEW_PASSWORD).await;
         second.expect(StatusCode::OK);
         let refused = test_app.client().login(test_app.id(), EMAIL, NEW_PASSWORD).await;
@@ -185,7 +185,7 @@ async fn a_contested_account_loses_its_password_at_confirm() {
             let refused = test_app.client().login(test_app.id(), EMAIL, password).await;
             refused.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
         }
-        planted_session.verify().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+        earlier_session.verify().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
         let own_session = client.with_token(test_app.id(), confirmed.string("access_token"));
         own_session.verify().await.expect(StatusCode::OK);
 
@@ -198,14 +198,14 @@ async fn a_contested_account_loses_its_password_at_confirm() {
 }
 
 #[tokio::test]
-async fn a_planted_session_ends_when_somebody_else_confirms() {
+async fn a_session_opened_before_the_confirmation_ends_when_somebody_else_confirms() {
     let test_app = TestApp::start().await;
     test_app.register(EMAIL).await;
-    let planted_session = test_app.client().authenticate(test_app.id(), EMAIL, PASSWORD).await;
-    planted_session.verify().await.expect(StatusCode::OK);
+    let earlier_session = test_app.client().authenticate(test_app.id(), EMAIL, PASSWORD).await;
+    earlier_session.verify().await.expect(StatusCode::OK);
     let code = test_app.code(EMAIL, 1).await;
     test_app.client().confirm(test_app.id(), &code).await.expect(StatusCode::OK);
-    planted_session.verify().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+    earlier_session.verify().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
 }
 
 #[tokio::test]
@@ -275,12 +275,12 @@ async fn a_token_of_another_account_is_ignored() {
     for (index, bearer) in [&stranger, &invalid_token].into_iter().enumerate() {
         let email = format!("ada{index}@example.com");
         test_app.register(&email).await;
-        let planted_session = test_app.client().authenticate(test_app.id(), &email, PASSWORD).await;
+        let earlier_session = test_app.client().authenticate(test_app.id(), &email, PASSWORD).await;
         let code = test_app.code(&email, 1).await;
         let confirmed = bearer.confirm(&code).await.expect(StatusCode::OK);
         assert_eq!(confirmed.string("email"), email);
         assert_ne!(confirmed.string("session_id"), stranger_login.string("session_id"));
-        planted_session.verify().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+        earlier_session.verify().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
     }
     stranger.verify().await.expect(StatusCode::OK);
 }

@@ -186,7 +186,7 @@ async fn the_operations_listener_accepts_sixteen_connections_of_one_client_addre
 }
 
 #[tokio::test]
-async fn refusals_for_a_client_that_ignores_retry_after_are_held() {
+async fn refusals_for_a_client_that_ignores_retry_after_are_delayed() {
     let app = app().limit("loginsPerClient", &[(1, 3600)]);
     let stack = Stack::with(&app).await;
     let client = stack.client();
@@ -198,7 +198,7 @@ async fn refusals_for_a_client_that_ignores_retry_after_are_held() {
         waits.push(began.elapsed());
     }
     assert!(waits[4] >= Duration::from_millis(500) && waits[5] >= Duration::from_secs(1), "{waits:?}");
-    // Other clients do not wait, and no refusal is held any more.
+    // Other clients do not wait, and the server delays no refusal any more.
     let other = stack.client();
     other.login(app.id(), EMAIL, PASSWORD).await.expect(StatusCode::UNAUTHORIZED);
     let held = metric(stack.server(), "http_refusals_held", "").await;

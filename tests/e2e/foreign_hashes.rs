@@ -14,6 +14,7 @@ use serde_json::json;
 use crate::support::{TestApp, app};
 
 const EMAIL: &str = "ada@example.com";
+/// The beginning of a password hash that the service itself computes.
 const NATIVE_PREFIX: &str = "$argon2id$v=19$m=19456,t=2,p=1$";
 
 /// A hash that another implementation computed (tests/foreign-hashes), and its class (algorithm and cost).
@@ -102,7 +103,7 @@ async fn without_the_parameters_of_its_project_a_firebase_hash_matches_no_passwo
 }
 
 #[tokio::test]
-async fn a_native_user_logs_in_in_an_app_with_foreign_hashes() {
+async fn a_user_without_a_foreign_hash_logs_in_in_an_app_with_foreign_hashes() {
     let test_app = TestApp::start_with(unlimited_app()).await;
     let client = test_app.register_and_confirm(EMAIL).await;
     let hash = stored_hash(&test_app).await;

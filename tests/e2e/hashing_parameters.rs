@@ -39,7 +39,8 @@ async fn servers_with_other_parameters_replace_the_hash_at_the_login() {
     second.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
     assert_eq!(stored_hash(&test_app).await, stronger, "the hash is replaced once");
 
-    // As in a rolling update, or after the installation has gone back to the default.
+    // The first server replaces the hash again, as during a rolling update, or after the installation has gone back to
+    // the default.
     let wrong = first.login(test_app.id(), EMAIL, WRONG_PASSWORD).await;
     wrong.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
     assert_eq!(stored_hash(&test_app).await, stronger);

@@ -235,7 +235,7 @@ async fn without_listed_accounts_or_keys_nobody_can_introspect() {
     let test = IntrospectionTest::start_with(app()).await;
     let refused = test.introspect(Some(&test.caller_token("asks")), "token").await;
     refused.expect_error(StatusCode::UNAUTHORIZED, "invalid_client");
-    // A change of the list takes effect without a restart.
+    // A change of the App's list of ServiceAccounts takes effect without a restart.
     test.test_app.stack.apply(&with_administrators(test.test_app.app.clone())).unwrap();
     eventually("the list is live", RELOAD_LIMIT, || async {
         (test.introspect(Some(&test.caller_token("asks")), "token").await.status == StatusCode::OK).then_some(())
@@ -266,7 +266,7 @@ async fn keys_are_read_again_when_their_file_changes() {
     test.introspect(Some(&test.caller_token("asks")), "token")
         .await
         .expect_error(StatusCode::UNAUTHORIZED, "invalid_client");
-    // A broken file removes no key.
+    // While the key file is broken, the server keeps the keys that it has read before.
     fs::write(&test.key_file, "{").unwrap();
     let read_again = || async {
         let is_logged =

@@ -205,7 +205,7 @@ async fn a_mail_has_text_and_html_and_prevents_automatic_replies() {
     for name in ["date", "message-id", "subject", "to", "from", "mime-version"] {
         assert!(mail.header(name).is_some(), "{name}");
     }
-    // RFC 3834, section 5.
+    // The header is defined in RFC 3834, section 5.
     assert_eq!(mail.header("auto-submitted"), Some("auto-generated"));
     assert!(mail.raw.is_ascii(), "every relay accepts ASCII");
     assert!(mail.raw.lines().all(|line| line.len() <= 998), "RFC 5322, 2.1.1");

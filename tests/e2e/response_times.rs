@@ -66,8 +66,8 @@ const HASH_TIME_SHARE: f64 = 0.02;
 const RESPONSE_TIME_SHARE: f64 = 0.02;
 /// Maximum number of evaluations of one comparison. Each adds the same number of pairs.
 const MAX_EVALUATIONS: usize = 3;
-/// A comparison that has taken longer than this ends undecided, unless it is blurred or its median is beyond the bound:
-/// on a busy machine, more pairs do not help.
+/// A comparison that has taken longer than this ends undecided, unless it is blurred (its interval is too wide) or its
+/// median is beyond the bound: on a busy machine, more pairs do not help.
 const LONG_COMPARISON: Duration = Duration::from_secs(12);
 const MAX_COMPARISONS: usize = 19;
 /// Number of pairs that is enough to find a difference as great as the time of a hash.
@@ -123,7 +123,7 @@ struct Comparison<'a> {
 /// The quiet service, and one client that sends one request after another.
 struct TimingTest {
     stack: Stack,
-    /// The App of the requests.
+    /// The App to which the requests are sent.
     app: App,
     /// An App whose webhooks report new users.
     app_with_webhooks: App,

@@ -56,7 +56,7 @@ mod webhooks;
 
 /// Maximum time that a test waits for a condition.
 const LIMIT: Duration = Duration::from_secs(20);
-/// A time without a fraction that Postgres would round.
+/// A time in whole seconds, so that Postgres does not round it.
 const REQUESTED_AT: OffsetDateTime = datetime!(2026-03-04 05:06:07 UTC);
 
 /// The hashing pool. All tests share it, because they hash little.

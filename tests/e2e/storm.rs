@@ -18,7 +18,7 @@ use latchkey_tests::{
 use crate::{fault_support::unlimited_app, support::NAME};
 
 const EMAIL: &str = "ada@example.com";
-/// More connections than the hashing queue has slots on two cores.
+/// The number of connections of the storm: more than the hashing queue has slots on two cores.
 const STORM_CONNECTIONS: u16 = 200;
 /// Number of measured logins of the quiet App.
 const QUIET_LOGINS: usize = 60;

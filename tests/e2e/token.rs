@@ -230,7 +230,7 @@ async fn a_user_can_list_the_sessions_and_end_one_or_all_others() {
     let signed_in = first.client.with_token(test_app.id(), first.login.string("token"));
     let listed = signed_in.get("sessions").await.expect(StatusCode::OK);
     let sessions = listed.body["sessions"].as_array().unwrap();
-    // Four, because the confirmation has also opened a session.
+    // There are four sessions, because the confirmation has also opened one.
     assert_eq!(sessions.len(), 4, "{}", listed.text);
     let current: Vec<_> = sessions.iter().filter(|session| session["current"] == true).collect();
     assert_eq!(current.len(), 1);

@@ -26,7 +26,7 @@ pub(crate) struct UserSession {
 // === impl TestApp ===
 
 impl TestApp {
-    /// Registers, confirms and logs in, with [`PASSWORD`].
+    /// Registers a user, confirms the email address, and logs in with [`PASSWORD`].
     pub(crate) async fn log_in_new_user(&self, email: &str) -> UserSession {
         let client = self.register_and_confirm(email).await;
         self.log_in(client, email, PASSWORD).await
@@ -60,12 +60,12 @@ impl TestApp {
         assert_eq!(set, Ok(0), "nothing but the time was changed");
     }
 
-    /// Moves the login time so far into the past that the login is no longer recent.
+    /// Makes the session's login so old (301 s) that calls that need a recent login are refused.
     pub(crate) async fn make_login_stale(&self, owner: &UserSession) {
         self.backdate_login(&owner.user, &owner.session, 301).await;
     }
 
-    /// Returns a hash of this password with parameters other than the server's, as an import of users can contain it.
+    /// Returns a hash of this password. Its parameters differ from the server's, as those of imported hashes can.
     pub(crate) fn imported_hash(password: &str) -> String {
         let mut hash = [0; 32];
         let params = Params::new(8192, 1, 1, None).expect("valid parameters");

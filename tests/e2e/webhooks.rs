@@ -39,7 +39,7 @@ fn app() -> App {
     unlimited_app("hooks")
 }
 
-/// A service with a push webhook `crm` and its receiver.
+/// Starts a receiver, and a service with the push webhook `crm`, which sends these events to the receiver.
 async fn start_push(events: &[&str]) -> (AdministrationTest, WebhookReceiver, Webhook) {
     let receiver = WebhookReceiver::start().unwrap();
     let webhook = Webhook::push("crm", &receiver.url(), events);
@@ -92,7 +92,8 @@ impl TestApp {
         eventually("all events are delivered or given up", LIMIT, settled).await;
     }
 
-    /// Makes all events that wait for a retry due now. The server polls, so it needs no notification.
+    /// Sets the due time of all waiting events without a lease to now. The server polls for due events, so it needs no
+    /// notification.
     async fn make_webhook_events_due(&self) {
         self.sql(
             "UPDATE webhook_events SET due_at = statement_timestamp() WHERE dead_at IS NULL AND lease_until IS NULL",
@@ -100,7 +101,7 @@ impl TestApp {
         .await;
     }
 
-    /// Moves all leases and due times of events into the past, as if this time had passed.
+    /// Makes all leases and due times of events earlier by this number of seconds, as if this time had passed.
     async fn age_webhook_leases(&self, seconds: u32) {
         self.sql(&format!(
             "UPDATE webhook_events

@@ -74,7 +74,7 @@ pub struct Report {
     pub lost: Vec<String>,
     /// Number of sessions in which a thief used an old token.
     pub old_tokens: usize,
-    /// Number of these sessions that ended when the thief used the token.
+    /// Number of the sessions in [`Self::old_tokens`] that ended when the thief used the old token.
     pub old_tokens_ended: usize,
     /// Number of sessions in which the thief and the victim refreshed alternately.
     pub alternating: usize,
@@ -311,7 +311,7 @@ async fn run_round(shared: &Shared, token: &str, rng: &mut StdRng) -> Result<Ref
         if !loses_response {
             return Ok(outcome);
         }
-        // The response is lost; the client retries immediately.
+        // The client drops the response, as if the network had lost it, and retries immediately.
         shared.counts.responses_lost.fetch_add(1, Ordering::Relaxed);
         refresh(shared, token, first_server + 1).await
     }))

@@ -25,7 +25,7 @@ fn headings(text: &str) -> Vec<&str> {
         .collect()
 }
 
-/// The URL fragments that GitHub generates for a document's headings.
+/// The anchors (the URL parts after `#`) that GitHub generates for a document's headings.
 fn fragments(text: &str) -> BTreeSet<String> {
     let mut seen = BTreeMap::<String, usize>::new();
     let fragment = |heading: &str| {

@@ -334,7 +334,8 @@ impl ControlPlane {
             .path_arg("--service-account-key-file", &file("accounts.pub"))
             .path_arg("--audit-policy-file", &file("audit-policy.yaml"))
             .path_arg("--audit-log-path", &self.audit_log())
-            // In MB. The limit is so large that the log is never rotated: a mark contains an offset in one file.
+            // The size limit is in MB. It is so large that the log is never rotated: a mark contains an offset in one
+            // file.
             .args(["--audit-log-maxsize", "1000000"])
             .args(["--profiling=false"])
             .args(&self.args)

@@ -392,7 +392,7 @@ fn welcome_text(settings: &Settings, apps: &[String], rendered: &Path, terminal:
     Ok(text)
 }
 
-/// How to register on the hosted pages; empty if the App has none.
+/// The printed text about how to register on the hosted pages; empty if the App has no pages.
 fn pages_text(settings: &Settings, app: &Value) -> String {
     if app["pages"].is_null() {
         return String::new();

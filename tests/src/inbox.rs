@@ -200,7 +200,8 @@ impl Query {
     }
 }
 
-/// A page. Its scripts can call the sources in `connect`, as a content security policy names them.
+/// The response with an HTML page. `connect` is the `connect-src` of its content security policy: what the page's
+/// scripts can call.
 fn html_page(html: &str, connect: &str) -> Response<Body> {
     let nonce = format!("{:032x}", rand::random::<u128>());
     let mut response = full_response(StatusCode::OK, "text/html; charset=utf-8", html.replace("{nonce}", &nonce));

@@ -1,4 +1,4 @@
-//! A real Keycloak in its own process, to which benchmarks compare the servers. Its database is a file.
+//! A real Keycloak in its own process, with which benchmarks compare Latchkey. Keycloak's database is a file.
 
 use std::{
     fs,
@@ -18,7 +18,7 @@ use crate::{
     tools,
 };
 
-/// Limit for the copy of the program.
+/// Time limit for copying Keycloak's folder.
 const COPY_LIMIT: Duration = Duration::from_secs(60);
 /// Limit for a start, in which Keycloak first builds itself for its settings.
 const START_LIMIT: Duration = Duration::from_secs(300);

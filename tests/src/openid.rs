@@ -41,7 +41,7 @@ const FIRST_ADDED_KEY: usize = 1001;
 const NAMESPACE: &str = "interop";
 const SERVICE_ACCOUNT: &str = "administrator";
 const ADMINISTRATOR_TOKEN_LIFETIME: Duration = Duration::from_secs(3600);
-/// Limits that all users share, because the TLS proxy has one client address.
+/// The App's rate limits that are raised: all users of a test share them, because the TLS proxy has one client address.
 const CLIENT_LIMITS: [&str; 7] = [
     "loginFailuresPerClient",
     "loginFailuresPerAccount",
@@ -51,7 +51,7 @@ const CLIENT_LIMITS: [&str; 7] = [
     "authorizationsPerClientAddress",
     "clientFailuresPerClientAddress",
 ];
-/// A count that no program reaches.
+/// The raised count of these rate limits, which no program reaches.
 const UNREACHED_COUNT: u32 = 100_000;
 
 /// A service over TLS with one App that has hosted pages. Programs trust its CA.

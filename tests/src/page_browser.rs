@@ -35,7 +35,7 @@ pub struct LoadedPage {
 pub struct PageForm {
     /// The path to which the form is sent.
     pub action: String,
-    /// The names and values of its fields, with hidden ones.
+    /// The names and values of the form's fields, including hidden fields.
     pub fields: Vec<(String, String)>,
 }
 

@@ -20,7 +20,7 @@ use crate::{
 /// The languages of the pages.
 pub const LANGUAGES: [&str; 2] = ["en", "de"];
 
-/// Limits that all browsers share, because they have one client address.
+/// The App's rate limits that are raised: all browsers share them, because the browsers have one client address.
 const CLIENT_LIMITS: [&str; 8] = [
     "loginFailuresPerClient",
     "loginFailuresPerAccount",
@@ -31,7 +31,7 @@ const CLIENT_LIMITS: [&str; 8] = [
     "mailsPerClient",
     "codesPerClient",
 ];
-/// A count that no tour reaches.
+/// The raised count of these rate limits, which no tour reaches.
 const UNREACHED_COUNT: u32 = 100_000;
 const NAME: &str = "Ada Lovelace";
 /// A well-formed code that no mail contains.
@@ -41,8 +41,8 @@ const MAIL_LIMIT: Duration = Duration::from_secs(30);
 /// Limit for a page to be shown.
 const PAGE_LIMIT: Duration = Duration::from_secs(60);
 
-/// A service with an App that has every part of the pages. Several browsers can walk at the same time, if each has
-/// another language.
+/// A service with an App that enables every part of the pages. Several browsers can take the tour at the same time, if
+/// each uses another language.
 pub struct PageTour {
     stack: Stack,
     app: App,
@@ -50,7 +50,7 @@ pub struct PageTour {
     client: Client,
 }
 
-/// The walk of one browser.
+/// The tour of one browser through all pages.
 struct Walk<'a, V> {
     tour: &'a PageTour,
     browser: &'a Browser,
@@ -109,14 +109,14 @@ impl PageTour {
         format!("{}/{}/{page}", self.stack.base_url(), self.app.id())
     }
 
-    /// Registers an address at the API, and so not in the browser.
+    /// Registers an email address through the JSON API, so the browser of the tour is not the one that registered.
     async fn register(&self, email: &str) -> Result<()> {
         let response = self.stack.client().register(self.app.id(), NAME, email, PASSWORD).await;
         ensure!(response.status == StatusCode::OK, "the response was: {}", response.text);
         Ok(())
     }
 
-    /// The link to a page in the newest mail to an address that has one.
+    /// The link to this page in a mail to `email`: in the newest mail that has such a link.
     async fn mailed_link(&self, email: &str, page: &str) -> Result<String> {
         let begin = format!("{}?", self.url(page));
         let has_link = |mail: &Mail| mail.is_to(email) && mail.text.contains(&begin);
@@ -151,7 +151,7 @@ impl<V: AsyncFnMut(&Browser, &str)> Walk<'_, V> {
         self.see("error").await
     }
 
-    /// Another browser has registered, so this one must send the password.
+    /// Confirms an email address that was not registered in this browser, so the user must enter the password, too.
     async fn confirm_with_password(&mut self) -> Result<()> {
         let email = self.email("grace");
         self.tour.register(&email).await?;
@@ -167,7 +167,7 @@ impl<V: AsyncFnMut(&Browser, &str)> Walk<'_, V> {
         self.open("logout").await;
         self.see("logout").await?;
         self.press_primary().await;
-        // Only the page after the logout has this link.
+        // Waits for a link that only the page after the logout has.
         self.browser.text_of("main a.primary").await;
         self.see("logout-done").await
     }
@@ -276,7 +276,7 @@ impl<V: AsyncFnMut(&Browser, &str)> Walk<'_, V> {
         self.see("forgot-error").await?;
         self.browser.fill("#email", &email).await;
         self.press_primary().await;
-        // The form has a button instead. Only the notice has this link.
+        // Waits for a link that only the notice has: the form has a button instead.
         self.browser.text_of("main a.primary").await;
         self.see("forgot-notice").await?;
         self.press_primary().await;
@@ -348,7 +348,7 @@ impl<V: AsyncFnMut(&Browser, &str)> Walk<'_, V> {
         .await;
     }
 
-    /// Visits the page that the browser shows.
+    /// Calls `visit` for the page that the browser shows. `stop` is the name of the page and its state.
     async fn see(&mut self, stop: &str) -> Result<()> {
         let language = self.browser.attribute("html", "lang").await;
         ensure!(language.as_deref() == Some(self.language), "{stop} is in the language {language:?}");

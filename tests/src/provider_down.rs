@@ -35,9 +35,9 @@ pub const OPERATIONS: [&str; 4] = ["login", "refresh", "redirect elsewhere", "ca
 /// What is wrong with the failing provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// It accepts connections and does not respond.
+    /// The provider accepts connections and does not respond.
     Hanging,
-    /// It accepts no connections.
+    /// The provider accepts no connections.
     Unreachable,
 }
 

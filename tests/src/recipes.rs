@@ -5,7 +5,8 @@ use std::{fs, path::Path};
 use latchkey_crds::webhook::WebhookEvent;
 
 const GUIDE: &str = "docs/webhooks.md";
-/// The folder of the programs, each with the language of its code block.
+/// The folder of the tested programs. [`LANGUAGES`] lists the programs, each with the language of its code block in the
+/// guide.
 const PROGRAMS: &str = "clients/webhooks";
 const LANGUAGES: [(&str, &str); 3] = [("receive.ts", "ts"), ("receive.py", "python"), ("receive.go", "go")];
 

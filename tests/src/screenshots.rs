@@ -13,8 +13,8 @@ use crate::{
 /// The widths of the pages in CSS pixels: a phone and a desktop.
 const WIDTHS: [u32; 2] = [360, 1280];
 
-/// Writes the pictures to `target/screenshots/LANGUAGE/NN-STATE-SCHEME-WIDTH.png`, where `NN` is the place of the page
-/// in the tour. Removes the pictures of an earlier call.
+/// Writes the pictures to `target/screenshots/LANGUAGE/NN-STATE-SCHEME-WIDTH.png`, where `NN` is the position of the
+/// page in the tour. Removes the pictures of an earlier call.
 pub async fn write() -> Result<()> {
     let target = process::root().join("target/screenshots");
     if target.exists() {

@@ -21,18 +21,19 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug)]
 pub struct WebBrowser {
     http: reqwest::Client,
-    /// Servers without TLS, by the origin of the TLS proxy in front of them. The browser connects to the servers.
+    /// Servers without TLS, by the origin of the TLS proxy in front of them. The browser connects to the servers and
+    /// not to the proxies.
     servers: BTreeMap<String, SocketAddr>,
     /// The values of the cookies, by host and name. As in real browsers, all ports of a host share cookies.
     cookies: BTreeMap<String, BTreeMap<String, String>>,
 }
 
-/// A page on the way to the end of a login: what the browser does there.
+/// A step of a login: what the browser does with the page that it has loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     LogIn,
     Consent,
-    /// The form with the code of `response_mode=form_post`.
+    /// Sends the form that contains the code (`response_mode=form_post`).
     SendResponse,
 }
 
@@ -45,14 +46,14 @@ impl WebBrowser {
         let servers: BTreeMap<String, SocketAddr> = servers.into_iter().collect();
         let mut http =
             reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).timeout(REQUEST_TIMEOUT).no_proxy();
-        // On this machine, each browser has its own client address.
+        // If all servers are on this machine, each browser has its own client address.
         if servers.values().all(|server| server.ip().is_loopback()) {
             http = http.local_address(unique_client_address());
         }
         Ok(Self { http: http.build()?, servers, cookies: BTreeMap::new() })
     }
 
-    /// Opens a URL, and follows redirects. The address of the page is its URL.
+    /// Opens a URL, and follows redirects. [`LoadedPage::address`] of the returned page is the complete URL.
     pub async fn open(&mut self, url: &str) -> Result<LoadedPage> {
         self.load(Method::GET, url.parse().with_context(|| url.to_owned())?, None, None).await
     }

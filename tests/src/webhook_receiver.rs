@@ -82,7 +82,7 @@ struct State {
     events: Vec<ReceivedEvent>,
     /// The replies to the next requests.
     script: VecDeque<Reply>,
-    /// The reply after the script.
+    /// The reply to each request after all replies of the script have been sent.
     default: Reply,
     in_flight: usize,
     max_in_flight: usize,

@@ -1,5 +1,5 @@
-//! Records the requests of a server to a webhook through a rotation of its key, for `make interop`
-//! (tests/interop/README.md).
+//! Records the requests that a server sends for a webhook before, during and after a rotation of the webhook's key, for
+//! `make interop` (tests/interop/README.md).
 
 use std::{fs, time::Duration};
 
@@ -18,12 +18,12 @@ use crate::{
 };
 
 const EVENTS: [&str; 5] = ["session.created", "user.created", "user.deleted", "user.disabled", "users.imported"];
-/// The types of the events of [`Recorder::act`], sorted.
+/// The types of the events that [`Recorder::act`] causes, sorted.
 const RECORDED: [&str; 6] =
     ["session.created", "user.created", "user.created", "user.deleted", "user.disabled", "users.imported"];
 const NAMESPACE: &str = "interop";
 const SERVICE_ACCOUNT: &str = "administrator";
-/// Attempts until the server uses changed keys. Usually, it does so within a second.
+/// Maximum number of attempts until the server signs with changed keys. Usually, this takes less than a second.
 const ATTEMPTS: usize = 200;
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -39,8 +39,8 @@ struct Recorder {
     users: usize,
 }
 
-/// Prints recorded requests, one JSON object per line: signed with one key, then with two keys, then with the other
-/// key.
+/// Prints recorded requests, one JSON object per line: signed with the old key, then with the old and a new key, then
+/// with the new key only.
 pub async fn print() -> Result<()> {
     let receiver = WebhookReceiver::start()?;
     let old = Webhook::push("interop", &receiver.url(), &EVENTS).include_profile();
@@ -107,7 +107,8 @@ impl Recorder {
         bail!("the server does not sign with the {} keys of the webhook", keys.len())
     }
 
-    /// Causes one event of each kind: with and without a user, a session and a profile. Returns the requests.
+    /// Causes the events of [`RECORDED`], so that requests with and without a user, a session and a profile are
+    /// recorded. Returns the requests.
     async fn act(&mut self) -> Result<Vec<ReceivedEvent>> {
         let seen = self.receiver.events().len();
         let (app, client) = (self.app.id().to_owned(), self.stack.client());

@@ -1,7 +1,7 @@
 //! The kernel for AVX2. A vector has four words: the same half of two neighboring columns, in two neighboring rows.
 //!
-//! A quarter of P has two vectors, one for each half. Elements 0 and 1 of a vector are the two columns of the first
-//! row. Elements 2 and 3 are the two columns of the second row.
+//! The same quarter of two rows is in two vectors, one for each half. Elements 0 and 1 of a vector are the two columns
+//! of the first row. Elements 2 and 3 are the two columns of the second row.
 
 use std::{
     arch::x86_64::{

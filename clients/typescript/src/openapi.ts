@@ -1236,7 +1236,7 @@ export interface components {
         PushedAuthorizationResponse: {
             /**
              * Format: int64
-             * @description The time in which a browser must begin with the request, in seconds.
+             * @description The time in seconds within which a browser must open *authorize* with `request_uri`.
              */
             expires_in: number;
             /** @description The value of `request_uri` at *authorize*. */

@@ -46,7 +46,7 @@ pub struct ParsedTexts {
 pub struct TextError {
     /// The number of the first line of the text, counted from 1.
     pub line: usize,
-    /// `None` if the line does not begin with an ID.
+    /// The ID of the text. `None` if the line does not begin with an ID.
     pub id: Option<String>,
     pub reason: Cow<'static, str>,
 }
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_files_are_read_in_time() {
+    fn hostile_files_are_checked_within_five_seconds() {
         const SIZE: usize = 64 * 1024;
         for pattern in ["{", "(", "a={\n", "a={A(\n", "A(\n", "{\"", "a = {$b}", "}", "*\n", "a=\n.b=", "#", "\n"] {
             for start in ["", "a = ", "a = {"] {

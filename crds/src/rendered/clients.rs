@@ -50,9 +50,9 @@ pub enum RenderedClientAuthentication {
     None,
     /// `client_secret_basic` and `client_secret_post`.
     Secret {
-        /// The SHA-256 of the current secret, in base64.
+        /// The SHA-256 of the client secret, in base64.
         sha256: String,
-        /// During a rotation, the previous secret, which also works.
+        /// During a rotation: the previous client secret, which also works.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         previous: Option<PreviousSecret>,
     },
@@ -81,10 +81,10 @@ pub struct PreviousSecret {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RenderedClientGroups {
-    /// Empty shows every group.
+    /// The groups that the client sees. Empty shows every group.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub only: Vec<GroupPattern>,
-    /// With more groups than this, the claim is omitted.
+    /// The maximum number of groups in the claim. If the client sees more groups, the claim is omitted.
     pub max: u32,
 }
 

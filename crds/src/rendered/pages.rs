@@ -14,14 +14,16 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RenderedPages {
-    /// The own host, if the App holds it. `None`: the pages are only on the host of the installation.
+    /// The host in `spec.pages.host`, unless another App has it. `None`: the pages are only on the host of the
+    /// installation.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub host: Option<HostName>,
     /// Language tags, at least one. The first is the default. A server ignores languages that it does not know, so that
     /// a later version can add languages.
     pub languages: Vec<String>,
     pub theme: RenderedTheme,
-    /// The App's own texts, by language tag and then by the ID of the default text that a text replaces.
+    /// The App's own texts. The outer key is the language tag, the inner key is the ID of the default text that the
+    /// text replaces.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
     pub texts: BTreeMap<String, Arc<Texts>>,
     #[serde(skip_serializing_if = "PageLinks::is_default", default)]

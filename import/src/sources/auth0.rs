@@ -19,13 +19,14 @@ use crate::{
 /// The prefix of the `user_id` of users in a database of Auth0. The export of hashes has the ids without this prefix.
 const DATABASE_PREFIX: &str = "auth0|";
 
-/// The members that show whether a line has a user or a hash, and the ids by which the lines of a user are joined.
+/// The members of a line that show whether it has a user or a hash, and the ids by which the lines of a user are
+/// joined.
 #[derive(Deserialize)]
 struct Row {
     user_id: Option<String>,
     #[serde(rename = "_id")]
     id: Option<HashId>,
-    /// The id of a user, if Auth0 did not choose the id.
+    /// In a line with a hash: the id of the user, if somebody other than Auth0 chose the id.
     alt_id: Option<String>,
     #[serde(rename = "passwordHash", alias = "password_hash")]
     password_hash: Option<String>,
@@ -130,7 +131,7 @@ pub(super) fn read(inputs: Vec<Input>, context: &mut Context<'_>) -> Result<(), 
         }
         match &mut pending {
             Some((user, Some(pending))) if *user == key => {
-                // Only the first hash of a user is imported.
+                // If the input has several hashes of a user, only the first is imported.
                 if pending.password_hash.is_none() {
                     pending.password_hash = context.text_hash(Some(&text), ScryptCost::Logarithm);
                 }

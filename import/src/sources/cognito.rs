@@ -22,7 +22,7 @@ use crate::{
 };
 
 const SHAPE: Shape = Shape { arrays: &["Users"], texts: &[], top_array: TopArray::Records };
-/// Attributes that become a field of the user, or that describe such an attribute. They do not become metadata.
+/// Attributes that become fields of the imported user, and attributes that describe them. They do not become metadata.
 const USED_ATTRIBUTES: [&str; 9] = [
     "sub",
     "email",

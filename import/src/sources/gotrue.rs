@@ -58,7 +58,7 @@ struct IdentityData {
     iss: Option<String>,
 }
 
-/// A row of `auth.users`. The identities are added from the rows that follow.
+/// A user from a row of `auth.users`, to which the identities in the following rows are added.
 struct Pending {
     user: NewUser,
     identities: usize,
@@ -176,7 +176,7 @@ fn add_identity(pending: &mut Pending, row: &str, context: &mut Context<'_>) {
         context.report.unmapped_identities.add("an unreadable row", 1);
         return;
     };
-    // Identities of the providers `email` and `phone` add nothing: email address and phone number are columns of the
+    // Identities of the providers `email` and `phone` are skipped: email address and phone number are columns of the
     // user.
     if matches!(identity.provider.as_str(), "email" | "phone") {
         return;
@@ -193,7 +193,7 @@ fn add_identity(pending: &mut Pending, row: &str, context: &mut Context<'_>) {
     }
 }
 
-/// Whether a column is there, even if it is null.
+/// Returns `true` for every value, also for null: serde calls this function only if the row has the column.
 fn is_present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
     serde::de::IgnoredAny::deserialize(deserializer).map(|_| true)
 }

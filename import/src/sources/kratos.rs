@@ -47,13 +47,14 @@ struct Address {
 
 #[derive(Deserialize)]
 struct Credential {
-    /// For `oidc`: `PROVIDER:SUBJECT`.
+    /// In credentials of the type `oidc`, each identifier is `PROVIDER:SUBJECT`.
     #[serde(default)]
     identifiers: Items<String>,
     config: Option<Config>,
 }
 
-/// Present only if `include_credential` named the type of the credential.
+/// The configuration of a credential. The admin API returns it only if `include_credential` names the credential's
+/// type.
 #[derive(Deserialize)]
 struct Config {
     hashed_password: Option<String>,

@@ -10,7 +10,7 @@ use crate::{
     json::{self, Line},
 };
 
-/// Only the external ID of a user, for the report about a line that is refused.
+/// The external ID of the user in a line that is refused. The log names the user by this ID.
 #[derive(Deserialize)]
 struct Identified {
     external_id: Option<String>,

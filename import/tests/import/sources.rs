@@ -1,4 +1,4 @@
-//! Each source: its fixture becomes the expected lines and the expected report.
+//! Converts the fixture of each import format, and compares the result with the expected lines and the expected report.
 
 use std::fs;
 

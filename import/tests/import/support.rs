@@ -135,7 +135,7 @@ pub(crate) fn created(request: &Request) -> Reply {
     Reply::Response(200, "", body)
 }
 
-/// A response with a result for each line: `Ok` is the outcome, `Err` the error and the fields of a refusal.
+/// A response with a result for each line. `Ok` has the outcome; `Err` has the error and the fields of a refusal.
 pub(crate) fn results(results: &[Result<&str, (&str, Value)>]) -> Reply {
     let result = |(index, result): (usize, &Result<&str, (&str, Value)>)| match result {
         Ok(outcome) => json!({ "line": index + 1, "outcome": outcome, "id": "019a8452-7c3e-7d5a-9b51-0c2f6a1d4e88" }),

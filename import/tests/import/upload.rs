@@ -1,4 +1,4 @@
-//! Imports against a server: batches, retries, tokens, refusals.
+//! Tests of imports into a mock server: batches, retries, tokens, refusals.
 
 use std::{
     collections::HashSet,

@@ -1,5 +1,5 @@
 //! Checks an App against the size limit of its document and the quotas of its namespace. An App that would exceed a
-//! quota waits, and is reconciled again as soon as there is room.
+//! quota waits, and is reconciled again as soon as the quota has room for it.
 
 use kube::{Resource, ResourceExt};
 use latchkey_crds::{app::App, conditions::Reason, names::rendered_app_secret};
@@ -16,8 +16,8 @@ use crate::{
     quota::{DocumentSize, NoRoom},
 };
 
-/// Reserves room for the first keys and the first document of an App before the App takes its appID, because an App
-/// that cannot be served must not take an appID.
+/// Reserves room in the quotas for the first keys and the first document of an App before the App takes its appID,
+/// because an App that cannot be served must not take an appID.
 pub(crate) fn admit_app(
     app: &App,
     validated: &ValidatedApp,
@@ -45,8 +45,8 @@ pub(crate) fn admit_app(
     admitted.map_err(|no_room| record_waiting(&claim, no_room, context).into())
 }
 
-/// Renders a document that is about to be published, and reserves room for it. `supported_format` is the highest format
-/// that all serving pods support. Clients for which there is no room are left out.
+/// Renders a document that is about to be published, and reserves room for it in the quotas. `supported_format` is the
+/// highest format that all serving pods support. Clients for which there is no room are left out.
 pub(crate) fn admit_document(
     app: &App,
     validated: &ValidatedApp,
@@ -64,22 +64,22 @@ pub(crate) fn admit_document(
     }
 }
 
-/// Releases the room that this reconcile reserved but did not use.
+/// Releases the room in the quotas that this reconcile reserved but did not use.
 pub(crate) fn release_reservations(app: &App, context: &Context) {
     if let Ok(app_id) = app.app_id() {
         context.objects.quotas.release_reservations(&app_id, &rendered_app_secret(&app_id));
     }
 }
 
-/// Removes the App from the list of Apps that wait for room. Enqueues the other waiting Apps of the namespace for which
-/// there is room now.
+/// Removes the App from the list of Apps that wait for room in a quota. If there is room now for other waiting Apps of
+/// the namespace, enqueues them.
 pub(crate) fn stop_waiting<K: Resource>(app: &K, context: &Context) {
     let namespace = app.namespace().unwrap_or_default();
     context.objects.quotas.remove_waiting(&namespace, &app.name_any());
     context.reconcile_queue.enqueue_waiting(&context.objects, &namespace);
 }
 
-/// Records that the App waits for room. Returns the rejection for the status.
+/// Records that the App waits for room in a quota. Returns the rejection for the status.
 fn record_waiting(claim: &Claim, no_room: NoRoom, context: &Context) -> Rejection {
     context.objects.quotas.add_waiting(&claim.owner.namespace, &claim.owner.name, claim.created, no_room.need);
     Rejection::new(Reason::QuotaExceeded, "", no_room.exceeded.to_string())

@@ -24,9 +24,9 @@ const MAX_NOTE_BYTES: usize = 1024;
 /// The reason of the Event about a new revision.
 const PROGRAMMED: &str = "Programmed";
 
-/// Records an Event for each of the conditions `Accepted` and `ResolvedRefs` that has changed and is False, and an
-/// Event if every server pod serves a new revision. A revision that differs only in the App's Clients causes no Event:
-/// the Clients have Events of their own.
+/// Records an Event for each of the conditions `Accepted` and `ResolvedRefs` that has changed and is False. Also
+/// records an Event if every server pod serves a new revision. A revision that differs only in the App's Clients causes
+/// no Event: the Clients have Events of their own.
 pub(crate) async fn record_status_change(
     context: &Context,
     app: &App,
@@ -155,7 +155,7 @@ mod tests {
         let ready = status(&[accepted.clone(), programmed.clone()], b"1");
         assert_eq!(reasons(&AppStatus::default(), &ready), ["Programmed"]);
         assert!(reasons(&ready, &ready).is_empty());
-        // A pod serves an earlier revision for a while: the App has not changed.
+        // If a pod serves an earlier revision for a while, no Event is recorded, because the App has not changed.
         let waiting_again = status(&[accepted.clone(), waiting], b"1");
         assert!(reasons(&ready, &waiting_again).is_empty() && reasons(&waiting_again, &ready).is_empty());
         let broken = status(&[accepted, missing, programmed], b"1");

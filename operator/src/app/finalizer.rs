@@ -13,15 +13,15 @@ use serde_json::json;
 
 use crate::{app::rate_limit, context::Context, error::Error};
 
-/// How the reconcile continues.
+/// How the reconcile of an App continues after the update of the finalizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NextStep {
     /// Serve the App.
     Serve,
     /// The App is being deleted: delete its users.
     DeleteUsers,
-    /// Do nothing until the watch reports a change. The API server removes the App now or, if the App has finalizers of
-    /// others, later.
+    /// Do nothing until the watch reports a change. The API server removes the App now, or later if the App has
+    /// finalizers of other programs.
     AwaitChange,
 }
 
@@ -51,13 +51,13 @@ pub(crate) async fn update(app: &App, context: &Context) -> Result<NextStep, Err
         FinalizerAction::DeleteUsers => return Ok(NextStep::DeleteUsers),
     }
     if is_deleting {
-        // Only finalizers of others are left. The App is served until the API server removes it.
+        // Only finalizers of other programs are left. The App is served until the API server removes it.
         rate_limit::cancel(app, context);
     }
     Ok(NextStep::Serve)
 }
 
-/// Removes the operator's finalizer. The finalizers of others stay.
+/// Removes the operator's finalizer. The finalizers of other programs stay.
 pub(crate) async fn remove(app: &ObjectMeta, context: &Context) -> Result<(), Error> {
     write(app, false, context).await
 }

@@ -1,4 +1,4 @@
-//! A mock API server with a script: it panics on every call that is not the next in the script.
+//! A mock API server with a script of expected calls: it panics on every call that is not the next in the script.
 
 use std::{
     collections::VecDeque,

@@ -29,7 +29,7 @@ pub(crate) struct Claim {
 /// Whether an App that claims an appID can be served, regardless of who owns the appID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ClaimValidity {
-    /// Not known yet: no status reports it for the current generation of the App.
+    /// Not known yet: no status reports whether the current generation of the App can be served.
     Pending,
     Valid,
     /// The App cannot be served, whoever owns the appID.
@@ -38,8 +38,8 @@ pub(crate) enum ClaimValidity {
     Deleting,
 }
 
-/// What is known of the App that the key Secret names as the owner. If the keys are lost, the rendered Secret names the
-/// owner.
+/// Whether the App that owns the appID exists. The key Secret names this App or, if the key Secret is lost, the
+/// rendered Secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OwnerState {
     /// The App exists, or nothing proves that it does not exist.
@@ -52,7 +52,8 @@ pub(crate) enum OwnerState {
 pub(crate) struct OwnershipFacts {
     pub(crate) claim: Claim,
     pub(crate) keys: KeyLookup,
-    /// The owner that the rendered Secret names. `None`: the key Secret exists, or no rendered Secret names an owner.
+    /// The owner that the rendered Secret names. `None`: the rendered Secret was not read because the key Secret
+    /// exists, or no rendered Secret names an owner.
     pub(crate) rendered_owner: Option<AppIdOwner>,
     /// The state of the owner. `Exists` if this App is the owner, or if no owner is known.
     pub(crate) owner_state: OwnerState,
@@ -74,7 +75,8 @@ pub(crate) enum OwnershipDecision {
     /// The platform team assigned the appID to the namespace of this App: this App can become the owner of the keys.
     /// The keys must be written again, because this raises `handover`, by which servers recognize the change of owner.
     HandedOver,
-    /// An older App can take the appID, and does so in its next reconcile if it is valid: decide again soon.
+    /// An older App can take the appID, and takes it in its next reconcile if it is valid. So this App must wait and
+    /// decide again soon.
     Wait,
     /// Another App owns the appID.
     OwnedByOther,
@@ -121,8 +123,8 @@ impl ClaimValidity {
         if accepted.observed_generation.is_none() || accepted.observed_generation != app.metadata.generation {
             return Self::Pending;
         }
-        // Reasons that concern the appID or the keys do not make the App itself invalid. `QuotaExceeded` does: an App
-        // over the quota must not block a free appID for others.
+        // A rejection whose reason concerns the appID or the keys does not make the claim invalid. `QuotaExceeded`
+        // makes it invalid, because an App over the quota must not block a free appID for others.
         let invalidating = [Reason::InvalidSpec, Reason::TooLarge, Reason::QuotaExceeded].map(Reason::as_str);
         match accepted.status {
             ConditionStatus::True => Self::Valid,
@@ -136,8 +138,8 @@ impl ClaimValidity {
 // === impl OwnershipDecision ===
 
 impl OwnershipDecision {
-    /// Returns the ownership that validation assumes, or `None` if it is too early to validate the App. An App that can
-    /// take the appID is validated as the owner, because only a valid App takes an appID.
+    /// Returns the ownership that the validation of the App assumes, or `None` if the App must wait before it is
+    /// validated. An App that can take the appID is validated as the owner, because only a valid App takes an appID.
     pub(crate) fn assumed_ownership(self) -> Option<resolve::Ownership> {
         match self {
             Self::Ours | Self::Free | Self::Rebuild | Self::Inherit | Self::HandedOver | Self::KeysUnusable(_) => {

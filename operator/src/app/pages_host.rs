@@ -1,4 +1,4 @@
-//! Decides whether an App holds the own host of its pages (specification: Hosted pages, Own host).
+//! Decides whether an App gets its own host for its pages (specification: Hosted pages, Own host).
 
 use latchkey_crds::{
     app::App,
@@ -12,8 +12,9 @@ use crate::{
     watch::ClusterState,
 };
 
-/// Whether the App holds the host, or takes it now because it is free. A host that it takes is reserved until
-/// [`release`], so that two Apps that are reconciled at the same time never both publish it.
+/// Whether the App has the host `spec.pages.host`, or takes it now because no other App has it or can take it first. A
+/// host that the App takes is reserved until [`release`], so that two Apps that are reconciled at the same time never
+/// both publish it.
 pub(crate) fn claim(app: &App, app_id: &AppId, objects: &ClusterState) -> bool {
     let Some(host) = app.spec.pages.enabled_host() else { return false };
     let claim = Claim::from_app(app);
@@ -28,14 +29,15 @@ pub(crate) fn claim(app: &App, app_id: &AppId, objects: &ClusterState) -> bool {
     objects.published.claim_pages_host(host, &rendered_app_secret(app_id), is_oldest)
 }
 
-/// Ends the reservation of this reconcile. A host that was published is recorded with the document.
+/// Ends the reservation of the host by this reconcile. If the App's document was published with the host, the App keeps
+/// the host without a reservation.
 pub(crate) fn release(app: &App, objects: &ClusterState) {
     if let Ok(app_id) = app.app_id() {
         objects.published.release_pages_host(&rendered_app_secret(&app_id));
     }
 }
 
-/// Whether the App can be served with the host: it is accepted, or the operator has not checked it yet.
+/// Whether the App can be served with the host: the App is accepted, or the operator has not checked it yet.
 fn can_take_host(app: &App, validity: ClaimValidity) -> bool {
     match validity {
         ClaimValidity::Pending => true,

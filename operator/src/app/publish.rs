@@ -31,7 +31,7 @@ pub(crate) struct DocumentOwner<'a> {
     pub(crate) name: &'a str,
 }
 
-/// Whether this document is published for this App, according to the watch and the operator's own writes.
+/// Whether this document is already published for this App, according to the watch and the operator's own writes.
 pub(crate) fn is_published(context: &Context, owner: DocumentOwner<'_>, rendered: &Rendered) -> bool {
     context.objects.published.get(&rendered_app_secret(owner.app_id)).is_some_and(|published| {
         published.revision.as_ref() == Some(&rendered.revision)
@@ -54,8 +54,8 @@ pub(crate) async fn read_published(
     Ok(parse_document(secret).filter(|_| is_of_app))
 }
 
-/// Reads the published document with this appID, of whichever App. Returns `None` if there is none, or if it cannot be
-/// parsed. `secrets` is the API for Secrets of the installation's namespace.
+/// Reads the published document with this appID, even if it belongs to another App. Returns `None` if there is no
+/// document, or if it cannot be parsed. `secrets` is the API for Secrets of the installation's namespace.
 pub(crate) async fn read_published_of_any(secrets: &Api<Secret>, app_id: &AppId) -> Result<Option<RenderedApp>, Error> {
     Ok(read_secret(secrets, app_id).await?.and_then(parse_document))
 }
@@ -69,7 +69,7 @@ fn parse_document(secret: Secret) -> Option<RenderedApp> {
     std::str::from_utf8(&document.0).ok()?.parse().ok()
 }
 
-/// Writes the Secret of the document, and overwrites changes by others.
+/// Writes the Secret of the document, and overwrites changes that others made to it.
 pub(crate) async fn publish(context: &Context, owner: DocumentOwner<'_>, rendered: &Rendered) -> Result<(), Error> {
     let name = rendered_app_secret(owner.app_id);
     let api = context.install_secrets();
@@ -111,7 +111,7 @@ pub(crate) async fn publish(context: &Context, owner: DocumentOwner<'_>, rendere
     Ok(())
 }
 
-/// Deletes the Secret of a document. Fails if the Secret is not in the state `published` any more.
+/// Deletes the Secret of a document. Fails if the Secret has changed since the operator read it as `published`.
 pub(crate) async fn delete_document(context: &Context, secret: &str, published: &PublishedApp) -> Result<(), Error> {
     let api = context.install_secrets();
     delete_secret(&api, secret, Some(published)).await

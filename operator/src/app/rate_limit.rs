@@ -12,12 +12,13 @@ pub(crate) fn try_acquire(app: &App, old: &AppStatus, context: &Context) -> Resu
     if has_unreported_edit(app, old) { Ok(()) } else { context.rate_limiter.try_acquire(&object_key(app)) }
 }
 
-/// Drops the reservation that the App has in the rate limiter, because there is nothing to write.
+/// Drops the App's reservation in the rate limiter. Called if there is nothing to write for the App.
 pub(crate) fn cancel(app: &App, context: &Context) {
     context.rate_limiter.cancel(&object_key(app));
 }
 
-/// Whether the App has an edit that no status reports yet. Somebody may be waiting for this status.
+/// Whether the App was edited, and no status about the edit has been written yet. Somebody may be waiting for this
+/// status.
 fn has_unreported_edit(app: &App, old: &AppStatus) -> bool {
     app.metadata.generation.is_none() || old.observed_generation != app.metadata.generation
 }

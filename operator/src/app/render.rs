@@ -25,15 +25,15 @@ const CLIENTS_FRAME: usize = 12;
 pub(crate) struct Rendered {
     pub(crate) bytes: Vec<u8>,
     pub(crate) revision: Revision,
-    /// The own host of the pages, which is also in an annotation of the Secret.
+    /// The App's own host for its pages, which is also written to an annotation of the Secret.
     pub(crate) pages_host: Option<HostName>,
-    /// How many clients the document has: the first ones. The others did not fit.
+    /// How many of the App's clients are in the document. If not all clients fit, the newest are left out.
     pub(crate) client_count: usize,
-    /// The revision of the document without clients and their keys.
+    /// The revision that the document would have without clients and the keys for their ID tokens.
     pub(crate) app_part: Revision,
 }
 
-/// How large a document can be.
+/// How large a document, and the clients in it, can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Room {
     /// The maximum size of the document, in bytes.
@@ -42,14 +42,14 @@ pub(crate) struct Room {
     pub(crate) clients: usize,
 }
 
-/// The App is larger than servers accept, even without its clients.
+/// The error if the document is larger than servers accept, even without the App's clients.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the rendered document is over {} KiB; shorten the templates and lists", MAX_APP_SIZE / 1024)]
 pub(crate) struct TooLarge;
 
-/// Returns the lowest format that has everything that this App uses, and the field that needs this format. Clients and
-/// their keys do not count: if a server cannot read them, the status of each Client reports this, not the status of the
-/// App.
+/// Returns the lowest format of the document that supports everything that this App uses, and the field of the App that
+/// needs this format. Clients and the keys for their ID tokens do not count: if a server cannot read them, the status
+/// of each Client reports this, not the status of the App.
 pub(crate) fn needed_format(app: &ValidatedApp) -> (u32, &'static str) {
     if app.providers.iter().any(|provider| provider.groups.is_some()) {
         return (CLIENTS_FORMAT, "groups in spec.providerRefs");
@@ -85,7 +85,7 @@ pub(crate) fn render(app: &ValidatedApp, keys: &KeyDocument, room: Room) -> Resu
     Ok(Rendered { bytes, revision, pages_host, client_count, app_part })
 }
 
-/// Adds the clients and the keys for their ID tokens. Returns `None` if there is nothing to add, or no room.
+/// Adds the clients and the keys for their ID tokens. Returns `None` if there is nothing to add, or no room for it.
 fn with_clients(
     app_only: &RenderedApp,
     app: &ValidatedApp,
@@ -174,7 +174,7 @@ pub(crate) fn render_unserved(app: &DeletedApp) -> Rendered {
 // === impl Room ===
 
 impl Room {
-    /// No room for clients.
+    /// The room for a document without clients.
     pub(crate) const APP_ONLY: Self = Self { document: MAX_APP_SIZE, clients: 0 };
 
     /// Returns the room of a document, if `supported_format` is the highest format that all serving pods support.

@@ -6,7 +6,7 @@ use time::OffsetDateTime;
 
 use crate::context::Context;
 
-/// The wait if nothing is due. It can be long, because watch events report every change.
+/// The wait if nothing must be done at a known time. It can be long, because watch events report every change.
 pub(crate) const RESYNC: Duration = Duration::from_secs(10 * 60 * 60);
 /// The wait if the reconcile must be repeated soon, for example because another writer has changed the keys.
 pub(crate) const RETRY_SOON: Duration = Duration::from_millis(500);
@@ -18,8 +18,8 @@ pub(crate) const QUOTA_RETRY: Duration = Duration::from_secs(10 * 60);
 /// checked at this interval.
 pub(crate) const HOST_RETRY: Duration = Duration::from_secs(10 * 60);
 
-/// Returns the wait until `due`, a time at which no event triggers the reconcile. If this time has passed, the wait is
-/// short.
+/// Returns the wait until `due`, a time at which the App must be reconciled although no event reports a change. If
+/// `due` has passed, the wait is short.
 pub(crate) fn wait_until(due: OffsetDateTime, context: &Context) -> Duration {
     (due - context.now()).try_into().unwrap_or(RETRY_SOON).max(RETRY_SOON)
 }

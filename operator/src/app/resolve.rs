@@ -21,7 +21,7 @@ pub(crate) struct AppFacts {
     pub(crate) webhook_secrets: Vec<Option<Lookup<SecretValues>>>,
     /// The ConfigMap that `spec.mail.templatesRef` references. `None`: the field is not set.
     pub(crate) templates: Option<Lookup<ConfigMapValues>>,
-    /// Whether the App can have `spec.pages.host`.
+    /// Whether the App gets the host `spec.pages.host`.
     pub(crate) holds_pages_host: bool,
     /// The ConfigMap that `spec.pages.theme.logoRef` references. `None`: the field is not set, or there are no pages.
     pub(crate) logo: Option<Lookup<ConfigMapValues>>,
@@ -29,15 +29,15 @@ pub(crate) struct AppFacts {
     pub(crate) texts: Option<Lookup<ConfigMapValues>>,
 }
 
-/// Who owns the appID that an App claims.
+/// Who owns the appID that an App claims: the App itself, another App, or nobody.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ownership {
-    /// This App, or nobody yet.
+    /// This App owns the appID, or can take it.
     Ours,
     /// Another App.
     Taken,
-    /// Nobody. Only an App in the namespace of the deleted owner can have the appID, because the owner's users still
-    /// exist.
+    /// The owner is deleted, and this App is in another namespace. Only an App in the owner's namespace can have the
+    /// appID, because the owner's users still exist.
     Reserved,
 }
 

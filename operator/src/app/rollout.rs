@@ -51,7 +51,7 @@ struct Rollout<'a> {
     context: &'a Context,
     /// Whether this reconcile has published a document.
     has_published: bool,
-    /// How many clients the last document has.
+    /// How many clients are in the document that was rendered last.
     client_count: usize,
     /// Whether each document that this reconcile has published differs only in its clients from the document that was
     /// published before it.
@@ -106,7 +106,7 @@ pub(crate) async fn roll_out(
 
     let policy = &rollout.policy;
     let requeue = match keys.document.next_due(policy, context.now()) {
-        // One more transition may be due.
+        // The loop stopped at the limit, so one more transition may be due.
         _ if transitions == MAX_KEY_TRANSITIONS => RETRY_SOON,
         _ if rotation_waits => QUOTA_RETRY,
         None => RESYNC,
@@ -119,7 +119,7 @@ pub(crate) async fn roll_out(
         Some(due) => requeue.min(wait_until(due, context)),
         None => requeue,
     };
-    // No event reports that there is room for the clients that were left out.
+    // If clients were left out, the App is reconciled again, because no event reports that there is room for them now.
     let requeue = if rollout.client_count < validated.clients.len() { requeue.min(QUOTA_RETRY) } else { requeue };
     let document =
         client_rollout::Published { app, validated, client_count: rollout.client_count, supported_format: supported };
@@ -169,9 +169,9 @@ impl Rollout<'_> {
             let state = context.monitor.expect_revision(owner.app_id, &rendered.revision);
             return Ok((rendered.revision, state));
         }
-        // Changes of only the Clients, or of the keys for their ID tokens, wait until the Clients can cause a publish.
-        // Other changes wait for the rate limiter, except after the first document of this reconcile: then only the
-        // App's own keys change, and this does not wait.
+        // If only the Clients or the keys for their ID tokens have changed, the document waits until the rate limit for
+        // Clients allows it. Another document waits for the rate limiter of Apps, but only if it is the first of this
+        // reconcile: a further document differs only in the App's own keys, and does not wait.
         let cause = clients.try_publish(context).map_err(Stop::Requeue)?;
         if cause == PublishCause::App && !self.has_published {
             rate_limit::try_acquire(app, old, context).map_err(Stop::Requeue)?;
@@ -208,7 +208,7 @@ fn does_rotation_wait(validated: &ValidatedApp, policy: &KeyPolicy, keys: &KeyDo
         && context.objects.quotas.is_byte_quota_reached(&validated.namespace)
 }
 
-/// Returns the field errors of the validation, and the errors of requests by annotation that cannot be fulfilled.
+/// Returns the field errors of the validation, and an error for each request in an annotation that cannot be fulfilled.
 fn field_errors(
     validated: &ValidatedApp,
     policy: &KeyPolicy,

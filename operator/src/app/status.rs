@@ -26,7 +26,7 @@ pub(crate) mod write;
 /// A reconcile that finished.
 pub(crate) struct Reconciled {
     pub(crate) outcome: Outcome,
-    /// After what time the App is reconciled again without an event.
+    /// The time after which the App is reconciled again, even without an event.
     pub(crate) requeue: Duration,
     /// Whether the reconcile published a document.
     pub(crate) published: bool,
@@ -49,7 +49,7 @@ pub(crate) struct Outcome {
     /// What the servers report about the revision. `None`: the App is not accepted, or its users are being deleted.
     pub(crate) rollout: Option<RolloutState>,
     /// The revisions that differ from `revision` only in the Clients of the App. A condition about one of these
-    /// revisions stays as it was while reports are missing.
+    /// revisions does not change while reports of servers are missing.
     pub(crate) revisions_with_app_part: Vec<Revision>,
     /// The progress message, if the users are being deleted.
     pub(crate) deletion_progress: Option<String>,
@@ -98,7 +98,7 @@ impl Outcome {
         let type_ = ConditionType::ResolvedRefs;
         match (self.field_errors.as_slice(), &self.rejection) {
             ([], None) => DesiredCondition::new(type_, ConditionStatus::True, Reason::Resolved, ""),
-            // Perhaps the App was rejected before its references were looked up.
+            // The App may have been rejected before its references were looked up.
             ([], Some(_)) => DesiredCondition::new(type_, ConditionStatus::Unknown, Reason::Pending, "see Accepted"),
             (errors, _) => unresolved_condition(errors),
         }
@@ -171,8 +171,8 @@ impl Outcome {
         }
     }
 
-    /// Returns the condition `Programmed` while some pods have not reported yet. Missing reports prove nothing, so a
-    /// condition about the same revision stays as it was.
+    /// Returns the condition `Programmed` while some pods have not reported yet. A missing report proves nothing, so a
+    /// previous condition about the same revision does not change.
     fn undecided(&self, old: &AppStatus, pods: &[String]) -> DesiredCondition {
         let before =
             condition(old, ConditionType::Programmed).and_then(|before| to_desired(ConditionType::Programmed, before));
@@ -259,7 +259,7 @@ mod tests {
         }
         assert_eq!(status.observed_generation, Some(3));
         assert!(status.conditions.iter().all(|condition| condition.observed_generation == Some(3)));
-        // The number of servers does not matter: scaling writes nothing.
+        // The status does not depend on the number of servers, so scaling the servers causes no write.
         assert!(is_same_except_times(&status, &served(RolloutState::Complete { servers: 6 }).status(&status, 3, NOW)));
     }
 

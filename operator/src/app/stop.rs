@@ -1,4 +1,4 @@
-//! Why the steps of a reconcile of an App stop early.
+//! The reasons why a reconcile of an App stops before its last step.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::{
     facts::FieldError,
 };
 
-/// The error type of the steps: how the reconcile continues after a step that stopped early.
+/// The error type of the steps of a reconcile. It states what happens after the step that stopped it.
 #[derive(Debug)]
 pub(crate) enum Stop {
     /// The reconcile cannot continue now, and is repeated after this time.

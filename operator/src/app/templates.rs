@@ -91,7 +91,7 @@ mod tests {
         assert!(checked.errors[0].contains(reason), "{}", checked.errors[0]);
     }
 
-    /// A test of the servers checks that servers accept and reject the same samples.
+    /// A test of the server crate checks that servers accept and reject the same sample templates.
     #[test]
     fn only_templates_that_servers_accept_are_published() {
         for (name, source) in sample_templates::valid_templates() {

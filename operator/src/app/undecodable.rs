@@ -1,5 +1,5 @@
-//! An App that the API server stores but this operator cannot decode. The servers continue to serve the last published
-//! document of the App, without the Clients that no longer exist.
+//! Reconciles an App that the API server stores but this operator cannot decode. The servers continue to serve the last
+//! published document of the App, without the Clients that no longer exist.
 
 use kube::{core::DeserializeGuard, runtime::controller::Action};
 use latchkey_crds::{
@@ -22,9 +22,9 @@ use crate::{
     watch::NamespacedName,
 };
 
-/// Reports the error in the conditions, and keeps the other fields of the status. If the App is being deleted and its
-/// policy is not `Delete`, only removes the finalizer. If the last document cannot be published, the error is returned
-/// after the write of the status.
+/// Reports the error of the decoder in the conditions, and does not change the other fields of the status. If the App
+/// is being deleted and its policy is not `Delete`, only removes the finalizer. If the last document cannot be
+/// published, the error is returned after the write of the status.
 pub(crate) async fn reconcile(
     guarded: &DeserializeGuard<App>,
     error: &str,

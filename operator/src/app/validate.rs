@@ -59,7 +59,7 @@ pub(crate) struct ValidatedApp {
     /// The number of days after which a key is replaced. Not part of the rendered document.
     pub(crate) key_rotation_days: u32,
     pub(crate) limits: BTreeMap<LimitName, Vec<Window>>,
-    /// Only the limits that the App overrides.
+    /// The limits of clients that the App overrides. The other limits of clients have their defaults.
     pub(crate) client_limits: BTreeMap<ClientLimitName, Vec<Window>>,
     pub(crate) administrators: Vec<Administrator>,
     pub(crate) importers: Vec<ServiceAccountRef>,
@@ -151,7 +151,7 @@ impl ValidatedApp {
         self.tokens.signing_algorithm
     }
 
-    /// Whether another App has the own host of the pages, or can take it first.
+    /// Whether the App does not get the host for its pages because another App has it, or can take it first.
     pub(crate) fn waits_for_pages_host(&self) -> bool {
         self.field_errors.iter().any(|error| error.reason == Reason::HostConflict)
     }
@@ -351,7 +351,7 @@ fn tokens(spec: &TokensSpec, app_id: &AppId) -> RenderedTokens {
     RenderedTokens {
         signing_algorithm: spec.signing_algorithm,
         access_lifetime_seconds: number_or_default(spec.access_lifetime_seconds, 900),
-        // The default must not exceed the App's session lifetime.
+        // The default of the idle time must not exceed the App's session lifetime.
         refresh_idle_seconds: number_or_default(spec.refresh_idle_seconds, 2_592_000).min(session_lifetime_seconds),
         session_lifetime_seconds,
         refresh_grace_seconds: number_or_default(spec.refresh_grace_seconds, 30),

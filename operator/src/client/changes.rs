@@ -12,13 +12,13 @@ use crate::{
     watch::{FairQueue, NamespacedName, ReconcileQueue},
 };
 
-/// How many changes are handled per second. Each causes at most one publish, and a few small requests.
+/// How many changes are handled per second. Each change causes at most one publish, and a few small requests.
 const RATE: u32 = 200;
 /// The maximum number of changes that can be handled at once after a pause.
 const BURST: u32 = 200;
 /// The minimum time between two reconciles of an App that its Clients cause.
 const TRIGGER_INTERVAL: Duration = Duration::from_millis(500);
-/// With more Apps than this, those without a recent trigger are forgotten.
+/// If [`AppTriggers`] has entries of this many Apps, those without a recent trigger are dropped.
 const MAX_TRIGGERED_APPS: usize = 1024;
 
 /// Handles the changes until asked to stop.
@@ -39,11 +39,12 @@ pub(crate) async fn run(context: Arc<Context>, changes: Arc<FairQueue>, stop: &C
 
 /// Limits the rate at which changes are handled: each change gets a time slot.
 struct ChangePacer {
-    /// The slot of the last change. It is in the future while changes wait.
+    /// The time slot of the last change that began to wait or was handled. It is in the future while a change waits.
     last_slot: Instant,
 }
 
-/// For each App, the time of the last trigger because of its Clients. It is in the future if the trigger is scheduled.
+/// For each App, the time of the last reconcile that its Clients triggered. The time is in the future if this reconcile
+/// is only scheduled.
 #[derive(Default)]
 pub(crate) struct AppTriggers(Mutex<HashMap<NamespacedName, Instant>>);
 
@@ -51,7 +52,7 @@ pub(crate) struct AppTriggers(Mutex<HashMap<NamespacedName, Instant>>);
 enum Trigger {
     Now,
     At(Instant),
-    /// A later trigger is scheduled, which includes this change.
+    /// A reconcile is already scheduled for later, and includes this change.
     Scheduled,
 }
 
@@ -75,8 +76,8 @@ impl ChangePacer {
 // === impl AppTriggers ===
 
 impl AppTriggers {
-    /// Queues an App because of a change of one of its Clients: now or, if the last trigger was less than half a second
-    /// ago, when half a second has passed since then.
+    /// Queues an App because of a change of one of its Clients. If the last trigger was less than half a second ago,
+    /// queues the App when half a second has passed since that trigger.
     pub(crate) fn trigger(&self, app: NamespacedName, queue: &ReconcileQueue) {
         match self.next(&app) {
             Trigger::Now => queue.enqueue_app_named(&app),
@@ -123,7 +124,7 @@ mod tests {
         assert_eq!(triggers.next(&app), Trigger::Scheduled);
         assert_eq!(triggers.next(&NamespacedName::new("identity", "other")), Trigger::Now);
         tokio::time::advance(TRIGGER_INTERVAL).await;
-        // The scheduled trigger may have been too early for this change.
+        // The reconcile that was scheduled before may have begun before this change, so another one is scheduled.
         assert_eq!(triggers.next(&app), Trigger::At(begun + TRIGGER_INTERVAL * 2));
         tokio::time::advance(TRIGGER_INTERVAL * 3).await;
         assert_eq!(triggers.next(&app), Trigger::Now);

@@ -17,8 +17,8 @@ use crate::{
     watch::WatchedClient,
 };
 
-/// Records an Event for each of the conditions `Accepted` and `ResolvedRefs` that has changed and is False, and an
-/// Event if every server pod serves a new generation.
+/// Records an Event for each of the conditions `Accepted` and `ResolvedRefs` that has changed and is False. Also
+/// records an Event if every server pod serves a new generation of the Client.
 pub(super) async fn record_status_change(
     context: &Context,
     client: &WatchedClient,

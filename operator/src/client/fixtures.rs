@@ -37,12 +37,13 @@ pub(crate) fn app(fields: Value) -> App {
     .unwrap()
 }
 
-/// Returns the policy of an App with the audiences `ops` and `https://api.example.com`, which grants nothing.
+/// Returns the policy of an App with the audiences `ops` and `https://api.example.com`. The App accepts no Clients of
+/// other namespaces.
 pub(crate) fn policy() -> ClientPolicy {
     policy_of(json!({}))
 }
 
-/// Returns the policy of the same App with these fields.
+/// Like [`policy`], but the spec of the App also has these fields.
 pub(crate) fn policy_of(fields: Value) -> ClientPolicy {
     let mut all = json!({ "tokens": { "audiences": ["ops", "https://api.example.com"] } });
     all.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
@@ -67,7 +68,7 @@ pub(crate) fn client_with(namespace: &str, name: &str, fields: Value) -> Client 
     .unwrap()
 }
 
-/// Returns the field `web` with these fields and one redirect URL.
+/// Returns a spec in which the field `web` has one redirect URL and these fields.
 pub(crate) fn web(fields: Value) -> Value {
     let mut web = json!({ "redirectURLs": ["https://grafana.example.com/login"] });
     web.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());

@@ -36,10 +36,11 @@ const MAX_FOREIGN_CANDIDATES: usize = 2000;
 /// Each of these objects can have 1 MiB. The operator keeps only a hash or a key set of at most 16 KiB.
 const CONCURRENT_READS: usize = 16;
 static READS: Semaphore = Semaphore::const_new(CONCURRENT_READS);
-/// How often the selection is made at most. It is repeated if it includes Clients with references that were not read
-/// yet, because the size of a key set can change the selection. Usually one or two rounds are enough. Between two
-/// rounds, at most [`MAX_CLIENTS`] Clients are read, so the references of at most 600 Clients and of the served Clients
-/// are read. The other Clients with references are refused (specification: Clients, Limits).
+/// How often the selection is made at most (the number of *rounds*). It is repeated if it includes Clients with
+/// references that were not read yet, because the size of a key set can change the selection. Usually one or two rounds
+/// are enough. Between two rounds, the references of at most [`MAX_CLIENTS`] Clients are read, so in total the
+/// references of at most 600 Clients, and of the served Clients. The other Clients with references are refused
+/// (specification: Clients, Limits).
 const MAX_ROUNDS: usize = 4;
 
 /// The Clients of an App.
@@ -48,11 +49,11 @@ pub(crate) struct AppClients {
     /// The clients of the document, the oldest first.
     pub(crate) rendered: Vec<RenderedClient>,
     pub(crate) decisions: Vec<Decision>,
-    /// When the document must be rendered again, because a previous client secret ends or a failed read is repeated.
+    /// When the document must be rendered again, because a previous client secret expires or a failed read is repeated.
     pub(crate) next_due: Option<OffsetDateTime>,
 }
 
-/// A Client that is considered, with its name for the reconcile queue.
+/// A Client about which the selection decides, with its name for the reconcile queue.
 struct Considered {
     name: Arc<NamespacedName>,
     generation: i64,
@@ -95,7 +96,7 @@ pub(crate) async fn select_for_app(app: &App, app_id: &AppId, context: &Context)
                 last = Some(last_clients(app_id, &app_name, context).await?);
             }
             let last = last.as_deref().unwrap_or_default();
-            // A served Client is read in any case: a withdrawn secret or key must not stay valid.
+            // The references of a served Client are always read, because a withdrawn secret or key must not stay valid.
             let served = unread_of_document(&considered, last);
             resolve(&mut considered, &served, context).await;
             leave_out_unread(&mut considered);
@@ -108,14 +109,15 @@ pub(crate) async fn select_for_app(app: &App, app_id: &AppId, context: &Context)
     let dues = [next_due(&considered, context), next_read(&considered, &app_name, context)];
     let next_due = dues.into_iter().flatten().min();
     let mut clients = AppClients { next_due, ..AppClients::default() };
-    // In the first reconcile of the App, only the document shows what is served.
+    // In the first reconcile of the App after the start of the operator, only the document shows which Clients are
+    // served.
     let is_served = |uid: &str| {
         context.objects.client_outcomes.is_served(&app_name, uid)
             || last.as_deref().unwrap_or_default().iter().any(|client| client.uid == uid)
     };
     for (considered, mut selected) in considered.into_iter().zip(selected) {
         let Considered { name, generation, candidate, .. } = considered;
-        // A new Client enters the document together with its secret. Otherwise each new Client would cause two
+        // A new Client is added to the document only when its secret exists. Otherwise each new Client would cause two
         // publishes. A refused Client is served as it was accepted last, so it is not new.
         if candidate.waits_for_secret() && selected.refusal.is_none() && !is_served(&candidate.uid) {
             selected.rendered = None;
@@ -140,8 +142,8 @@ fn consider(app: &App, app_name: &NamespacedName, context: &Context) -> (Vec<Con
         .into_iter()
         .filter_map(|name| {
             let client = objects.clients.get(&name.object_ref())?;
-            // A Client that cannot be decoded does not show its App. But the index finds it only if it referred to this
-            // App before.
+            // A Client that cannot be decoded does not show to which App it refers. But the index finds it only if it
+            // referred to this App before.
             let refers = client.decoded().is_none_or(|client| self::app_name(client) == *app_name);
             let is_granted = *grants
                 .entry(name.namespace().to_owned())
@@ -198,9 +200,10 @@ fn run_selection(
     select(policy, considered.iter().map(|one| &one.candidate), &*context.objects.namespaces, last)
 }
 
-/// Returns the indices of the Clients that are read after this round, the oldest first: the selected ones. After the
-/// first round, also those for which the selection has no room, because a Client that turns out to be large leaves its
-/// room to the next ones. If each round read only the selected Clients, many rounds could be needed.
+/// Returns the indices of the Clients whose references are read after this round, the oldest first. After the first
+/// round, these are the selected Clients. After later rounds, they are also the Clients for which the selection had no
+/// room: if a selected Client turns out to be too large, they get its room. If each round read only the selected
+/// Clients, many rounds could be needed.
 fn next_reads(considered: &[Considered], selected: &[Selected], round: usize) -> Vec<usize> {
     let has_no_room =
         |one: &Selected| one.refusal.as_ref().is_some_and(|refusal| refusal.reason == Reason::TooManyClients);
@@ -210,14 +213,14 @@ fn next_reads(considered: &[Considered], selected: &[Selected], round: usize) ->
     unread.map(|(index, _)| index).take(MAX_CLIENTS).collect()
 }
 
-/// Returns the indices of the unread Clients that the published document has.
+/// Returns the indices of the Clients in the published document whose references were not read.
 fn unread_of_document(considered: &[Considered], last: &[RenderedClient]) -> Vec<usize> {
     let is_served = |one: &Considered| last.iter().any(|client| client.uid == one.candidate.uid);
     let unread = considered.iter().enumerate().filter(|(_, one)| !one.is_resolved && is_served(one));
     unread.map(|(index, _)| index).collect()
 }
 
-/// Makes the selection refuse the Clients that were not read.
+/// Makes the selection refuse the Clients whose references were not read.
 fn leave_out_unread(considered: &mut [Considered]) {
     for one in considered.iter_mut().filter(|one| !one.is_resolved) {
         one.candidate.credentials = Credentials::LeftUnread;
@@ -225,7 +228,7 @@ fn leave_out_unread(considered: &mut [Considered]) {
     }
 }
 
-/// Reads the Secrets and ConfigMaps of these Clients. A failed read affects only its Client.
+/// Reads the Secrets and ConfigMaps that these Clients reference. A failed read affects only one Client.
 async fn resolve(considered: &mut [Considered], indices: &[usize], context: &Context) {
     let clients: Vec<_> = indices
         .iter()
@@ -258,7 +261,7 @@ async fn resolve(considered: &mut [Considered], indices: &[usize], context: &Con
     }
 }
 
-/// Returns when the reads that failed are repeated.
+/// Returns when the failed reads must be repeated, or `None` if no read failed.
 fn next_read(considered: &[Considered], app: &NamespacedName, context: &Context) -> Option<OffsetDateTime> {
     let errors: Vec<_> = considered.iter().filter_map(|one| one.candidate.credentials.read_error()).collect();
     let key = format!("Clients of {app}");
@@ -285,7 +288,7 @@ pub(crate) fn created_secret(client: &Client, context: &Context) -> CreatedSecre
     }
 }
 
-/// Returns the first time at which a previous client secret ends.
+/// Returns the earliest time at which a previous client secret (the one before a rotation) expires.
 fn next_due(considered: &[Considered], context: &Context) -> Option<OffsetDateTime> {
     let now = context.now();
     let ends = considered.iter().filter_map(|one| {
@@ -322,8 +325,8 @@ pub(crate) fn has_published_clients(app_name: &NamespacedName, context: &Context
     secrets.iter().any(|secret| published.get(secret).is_some_and(|published| published.size.has_clients()))
 }
 
-/// For each of these clients of the App that could not be decoded since the start of the operator, records that it
-/// belongs to the App. So it stays served. A new Client of the same name has another UID.
+/// Records that these clients belong to the App, if they could not be decoded since the start of the operator, so that
+/// they stay served. A new Client of the same name has another UID.
 pub(super) fn record_app_of_undecodable(clients: &[RenderedClient], app_name: &NamespacedName, context: &Context) {
     for client in clients {
         let name = NamespacedName::new(&client.namespace, &client.name);
@@ -350,15 +353,15 @@ pub(crate) fn report_rejected_app(app: &App, context: &Context) {
         outcomes.record_rejected_app(&app_name);
     }
     let undecided = considered.iter().map(|one| Arc::clone(&one.name)).filter(|name| !known.contains(name));
-    // These Clients have no grant any more.
+    // The namespaces of these Clients have no grant any more.
     let withdrawn = outcomes.names(&app_name).into_iter().filter(|name| !known.contains(name));
     for name in undecided.chain(withdrawn) {
         context.reconcile_queue.enqueue_client(name.object_ref());
     }
 }
 
-/// Queues the Clients of an App whose users are being deleted, and forgets their outcomes: the App is not served any
-/// more.
+/// Queues the Clients of an App whose users are being deleted, and drops the stored decisions about these Clients,
+/// because the App is not served any more.
 pub(crate) fn report_deleted_app(app: &App, context: &Context) {
     let app_name = NamespacedName::from_metadata(&app.metadata);
     let outcomes = &context.objects.client_outcomes;
@@ -377,7 +380,7 @@ pub(crate) fn report_deleted_app(app: &App, context: &Context) {
 impl Considered {
     fn new(name: Arc<NamespacedName>, client: &WatchedClient, context: &Context) -> Self {
         let (is_resolved, credentials) = match client.decoded() {
-            // Other Secrets and ConfigMaps are read only for the Clients that are selected.
+            // Secrets and ConfigMaps that the Client itself references are read only after the Client was selected.
             Some(client) if client.spec.secret_refs().next().is_some() || client.spec.jwks_ref().is_some() => {
                 (false, Credentials::NotRead)
             }

@@ -17,10 +17,11 @@ const MAX_KEY_ID_LENGTH: usize = 256;
 /// The members of private and symmetric keys (RFC 7518, sections 6.2.2, 6.3.2 and 6.4.1; RFC 8037, section 2).
 const PRIVATE_MEMBERS: [&str; 8] = ["d", "p", "q", "dp", "dq", "qi", "oth", "k"];
 
-/// Why a key set cannot be used. Never quotes the set, because it may have a private key by mistake.
+/// Why a key set cannot be used. The text never quotes the key set, which may contain a private key by mistake.
 pub(crate) type InvalidKeySet = Cow<'static, str>;
 
-/// Returns the key set with those members of its keys that servers read. Certificates and unknown members are left out.
+/// Returns the key set, in which each key has only the members that servers read. Certificates and unknown members are
+/// left out.
 pub(crate) fn normalize(text: &str) -> Result<String, InvalidKeySet> {
     if text.len() > MAX_BYTES {
         return Err("is over 16 KiB".into());
@@ -200,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_are_no_key_are_refused() {
+    fn keys_with_invalid_parameters_are_refused() {
         let zero = URL_SAFE_NO_PAD.encode([0_u8; 32]);
         assert_refused(&[with(p256(), "x", json!(zero))], "is not a valid public key");
         assert_refused(&[with(p256(), "x", json!("AQ"))], "is not a valid public key");

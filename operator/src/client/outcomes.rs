@@ -43,10 +43,11 @@ struct AppEntry {
     revisions: VecDeque<Revision>,
     /// The number of the first entry of `revisions`. Each later entry has the next number.
     first: u64,
-    /// The App's own part of the document, and the first revision with this part.
+    /// The revision that the document would have without Clients (it identifies the App's own part of the document),
+    /// and the number of the first revision with this part.
     app_part: Option<(Revision, u64)>,
-    /// For each client in the last published document: the digest of its current form, and the number of the first
-    /// revision that contains this form.
+    /// For each client in the last published document: the digest of the client as it is there, and the number of the
+    /// first revision that contains the client in this form.
     rendered: HashMap<UidDigest, (u64, u64)>,
     last_publish_for_clients: Option<Instant>,
     issuer: Arc<str>,
@@ -74,7 +75,7 @@ pub(crate) struct ClientOutcome {
     pub(crate) programmed: Programmed,
 }
 
-/// Whether every server serves a Client.
+/// Whether every server serves a Client: the state of its condition `Programmed`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Programmed {
     Yes,
@@ -87,7 +88,7 @@ pub(crate) enum Programmed {
     },
 }
 
-/// The decision about a candidate, like [`Selected`], but without the rendered client.
+/// The decision of a reconcile about one Client, like [`Selected`], but without the rendered client.
 pub(crate) struct Decision {
     pub(crate) name: Arc<NamespacedName>,
     pub(crate) uid: String,
@@ -103,7 +104,8 @@ pub(crate) struct Decision {
 /// A published document, as [`ClientOutcomes::record_published`] records it.
 pub(crate) struct PublishedClients<'a> {
     pub(crate) revision: &'a Revision,
-    /// The revision that the document would have without Clients. `None`: as in the document that was published before.
+    /// The revision that the document would have without Clients. `None`: it is the same as for the document that was
+    /// published before.
     pub(crate) app_part: Option<&'a Revision>,
     pub(crate) clients: &'a [RenderedClient],
 }
@@ -111,7 +113,7 @@ pub(crate) struct PublishedClients<'a> {
 // === impl ClientOutcomes ===
 
 impl ClientOutcomes {
-    /// Returns what was decided about a Client, or `None` if its App has not been reconciled with it.
+    /// Returns what was decided about a Client, or `None` if no reconcile of its App has decided about the Client yet.
     pub(crate) fn get(&self, app: &NamespacedName, uid: &str) -> Option<ClientOutcome> {
         self.0.lock().get(app)?.outcomes.get(&digest(uid)).cloned()
     }
@@ -121,12 +123,13 @@ impl ClientOutcomes {
         self.0.lock().get(app).is_some_and(|entry| entry.rendered.contains_key(&digest(uid)))
     }
 
-    /// Whether the clients of the published document of the App are known. Otherwise [`Self::is_served`] returns false.
+    /// Whether it is known which clients are in the published document of the App. If it is not known,
+    /// [`Self::is_served`] returns false.
     pub(crate) fn knows_document(&self, app: &NamespacedName) -> bool {
         self.0.lock().get(app).is_some_and(|entry| !entry.revisions.is_empty())
     }
 
-    /// Whether anything is known of Clients of the App.
+    /// Whether anything is stored about Clients of the App.
     pub(crate) fn has_app(&self, app: &NamespacedName) -> bool {
         self.0.lock().contains_key(app)
     }
@@ -147,7 +150,7 @@ impl ClientOutcomes {
         outcomes.map(|outcome| Arc::clone(&outcome.name)).collect()
     }
 
-    /// Forgets an App that is no longer served.
+    /// Drops everything that is stored about an App that is no longer served.
     pub(crate) fn remove_app(&self, app: &NamespacedName) {
         self.0.lock().remove(app);
     }
@@ -163,8 +166,8 @@ impl ClientOutcomes {
         app_part: &Revision,
     ) -> Result<PublishCause, Duration> {
         let mut entries = self.0.lock();
-        // If the App's own part is not known, the published document may have no Clients. Then `before` is the revision
-        // of this part.
+        // If the App's own part is not known, the published document may have no Clients. In this case, its revision
+        // `before` is also the revision of the App's own part.
         let known = entries.get(app).and_then(|entry| entry.app_part.as_ref()).map(|(part, _)| part);
         if known.or(before) != Some(app_part) {
             return Ok(PublishCause::App);
@@ -179,8 +182,8 @@ impl ClientOutcomes {
     }
 
     /// Records a published document. `before` is the revision that was published before, or `None` if it is not known.
-    /// `is_reported` returns whether a serving pod serves a revision. This function must be called for every document
-    /// that is published now or was already published.
+    /// `is_reported` returns whether a serving pod serves a revision. This function must also be called if a reconcile
+    /// finds that its document is already published.
     pub(crate) fn record_published(
         &self,
         app: &NamespacedName,
@@ -223,16 +226,17 @@ impl ClientOutcomes {
             .collect();
     }
 
-    /// Returns the revisions of the App that have the current part of the App: the published one, and those before it
-    /// that differ only in their Clients. Returns none if nothing is known of Clients of the App.
+    /// Returns the published revision of the App, and the revisions before it that differ only in their Clients.
+    /// Returns an empty list if nothing is stored about Clients of the App.
     pub(crate) fn revisions_of_app(&self, app: &NamespacedName) -> Vec<Revision> {
         let entries = self.0.lock();
         let Some(entry) = entries.get(app) else { return Vec::new() };
         entry.app_part.as_ref().map(|(_, since)| entry.revisions_since(*since)).unwrap_or_default()
     }
 
-    /// Records the decisions about all Clients of an App. `state` returns whether every server serves any of these
-    /// revisions. Returns the Clients with a changed outcome, also those that are no longer among the decisions.
+    /// Records the decisions about all Clients of an App. `state` returns whether every server serves one of the
+    /// revisions that it gets. Returns the Clients with a changed outcome, also those that are no longer among the
+    /// decisions.
     pub(crate) fn record_decisions(
         &self,
         app: &NamespacedName,
@@ -280,7 +284,7 @@ impl ClientOutcomes {
         affected.into_iter().collect()
     }
 
-    /// Forgets all revisions before the published one, because every server serves the published one. Does nothing if
+    /// Drops all revisions before the published one. Called when every server serves the published one. Does nothing if
     /// no revisions of `app` are known.
     pub(crate) fn forget_earlier_revisions(&self, app: &NamespacedName) {
         if let Some(entry) = self.0.lock().get_mut(app) {
@@ -304,7 +308,8 @@ pub(crate) enum PublishCause {
 // === impl AppEntry ===
 
 impl AppEntry {
-    /// Returns `Ok` if the Clients of the App can cause a publish now, and otherwise the wait.
+    /// Returns `Ok` if a document in which only the Clients of the App changed can be published now, and otherwise the
+    /// wait.
     fn try_publish(&mut self) -> Result<(), Duration> {
         let now = Instant::now();
         let next = self.last_publish_for_clients.map(|last| last + PUBLISH_INTERVAL);
@@ -322,9 +327,9 @@ impl AppEntry {
         self.first + (self.revisions.len() as u64).saturating_sub(1)
     }
 
-    /// Forgets the oldest revisions beyond the maximum, but keeps all revisions since the oldest one that a serving pod
-    /// serves. Otherwise this pod would count as behind, although neither the App nor the Client has changed since
-    /// then.
+    /// Drops the oldest revisions beyond the maximum, but keeps all revisions since the oldest one that a serving pod
+    /// serves. Otherwise this pod would count as behind, even if neither the App nor the Client has changed since that
+    /// revision.
     fn forget_unneeded_revisions(&mut self, is_reported: impl Fn(&Revision) -> bool) {
         let surplus = self.revisions.len().saturating_sub(MAX_REVISIONS);
         if surplus == 0 {
@@ -375,7 +380,7 @@ impl Decision {
     }
 }
 
-/// Merges the errors of several references into one. Its reason is the reason of the first.
+/// Merges the errors of several references into one error, which has the reason of the first.
 fn merge(errors: &[FieldError]) -> Option<FieldError> {
     let (first, others) = errors.split_first()?;
     let mut message = first.message.clone();
@@ -426,8 +431,8 @@ mod tests {
         }
     }
 
-    /// Records the decisions. Returns the names of the Clients with a changed outcome, and for each Client the
-    /// revisions with which it counts as served.
+    /// Records the decisions. Returns the names of the Clients with a changed outcome, and the lists of revisions that
+    /// contain a Client in its current form, the shortest list first.
     fn decide(outcomes: &ClientOutcomes, clients: &[RenderedClient]) -> (Vec<String>, Vec<Vec<Revision>>) {
         let mut asked = Vec::new();
         let decisions = clients.iter().map(decision).collect();
@@ -525,7 +530,7 @@ mod tests {
             assert_eq!(remembered(number, 0), (usize::from(number) + 1, true));
         }
         assert_eq!(remembered(1000, 0), (MAX_REVISIONS_OF_LAGGING_POD, false), "the pod lags too much");
-        // The pod serves a later revision.
+        // Now the lagging pod serves a later revision, so the earlier ones are dropped.
         assert_eq!(remembered(1001, 1000).0, MAX_REVISIONS);
     }
 

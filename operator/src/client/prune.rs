@@ -1,5 +1,6 @@
-//! Removes clients from the published document of an App that is not accepted or cannot be decoded. The document stays
-//! as it was accepted last, but a deleted Client, a withdrawn grant, and pages that are turned off take effect at once.
+//! Removes clients from the published document of an App that is not accepted or cannot be decoded. The rest of the
+//! document stays as it was accepted last. A deleted Client, a withdrawn grant for a namespace, and hosted pages that
+//! are disabled take effect at once.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -30,13 +31,14 @@ use crate::{
     watch::{ClientReference, NamespacedName, WatchedClient, app_id_of_secret},
 };
 
-/// Publishes the last accepted document without the clients that have ended since then, and with the current secrets
-/// and keys of the others. Records the resulting decisions about the Clients. Returns when this must be repeated.
+/// Publishes the last accepted document without the clients that must not be served any more, and with the current
+/// secrets and keys of the other clients. Records the resulting decisions about the Clients. Returns when this must be
+/// repeated.
 pub(crate) async fn remove_ended_clients(app: &App, context: &Context) -> Result<Option<OffsetDateTime>, Error> {
     let Ok(app_id) = app.app_id() else { return Ok(None) };
     let app_name = NamespacedName::from_metadata(&app.metadata);
     let objects = &context.objects;
-    // Most Apps have no Clients.
+    // For an App without Clients, the document is not read. Most Apps have none.
     if !objects.client_outcomes.has_app(&app_name)
         && !objects.has_clients(&app_name)
         && !has_published_clients(&app_name, context)
@@ -98,7 +100,8 @@ async fn prune_documents(app_name: &NamespacedName, context: &Context) -> Result
         if document.state != AppState::Serving || document.app_id != app_id {
             continue;
         }
-        // Later reconciles know the document, and do not look for such Clients in it.
+        // This must be recorded now, because later reconciles already know the document and do not search it for
+        // Clients that cannot be decoded.
         record_app_of_undecodable(&document.clients, app_name, context);
         let kept = document.clients.iter().filter(|client| exists(client, context)).cloned().collect();
         repeat = publish_with(&mut document, kept, app_name, context).await?.or(repeat);
@@ -106,8 +109,8 @@ async fn prune_documents(app_name: &NamespacedName, context: &Context) -> Result
     Ok(repeat)
 }
 
-/// Whether a Client of an App that cannot be decoded has no status for its generation yet. A Client that cannot be
-/// decoded itself does not wait for its App.
+/// For a Client of an App that cannot be decoded: whether no status reports the current generation of the Client yet. A
+/// Client that cannot be decoded itself does not wait for its App.
 fn waits_for_app(client: &WatchedClient, context: &Context) -> bool {
     let generation = client.meta().generation.unwrap_or(0);
     client.decoded().is_some() && !watched_status(client, context).reports(generation)
@@ -121,8 +124,8 @@ fn exists(client: &RenderedClient, context: &Context) -> bool {
     })
 }
 
-/// If the document has other clients than these, replaces its clients and publishes it. Records the clients of the
-/// document. Returns the wait if Clients cannot cause a publish now.
+/// If the document does not have exactly these clients, replaces its clients and publishes it. Records the clients of
+/// the document. If the last publish for Clients was too recent, publishes nothing and returns the wait.
 async fn publish_with(
     document: &mut RenderedApp,
     clients: Vec<RenderedClient>,
@@ -156,8 +159,8 @@ async fn publish_with(
     Ok(None)
 }
 
-/// Keeps the decisions about Clients that are refused, or that are served in their current generation. Drops the
-/// decisions about the other Clients: these are new or edited, and wait until the App is accepted.
+/// Returns only the decisions about Clients that are refused, or that are served in their current generation. The other
+/// Clients are new or edited, and wait until the App is accepted.
 fn decisions_with(served: &[RenderedClient], decisions: Vec<Decision>) -> Vec<Decision> {
     let generations: HashMap<_, _> = served.iter().map(|client| (client.uid.as_str(), client.generation)).collect();
     let decide = |decision: Decision| {
@@ -169,7 +172,8 @@ fn decisions_with(served: &[RenderedClient], decisions: Vec<Decision>) -> Vec<De
     decisions.into_iter().filter_map(decide).collect()
 }
 
-/// Returns the client as it was accepted last, with the current secret or keys.
+/// Returns the client as it was accepted last, but with its current secret or keys. Returns `None` if its client ID has
+/// changed.
 fn keep(last: &RenderedClient, now: &RenderedClient, declared: Option<WebAuthentication>) -> Option<RenderedClient> {
     let is_same = last.client_id == now.client_id;
     is_same.then(|| with_authentication(last.clone(), now.authentication.clone(), declared))

@@ -68,13 +68,13 @@ pub(crate) async fn reconcile(watched: Arc<WatchedClient>, context: Arc<Context>
     }
 }
 
-/// Whether the users of the App are being deleted, so that the App is not served any more.
+/// Whether the App is being deleted together with its users, so that it is not served any more.
 fn is_ending(app: &App) -> bool {
     app.metadata.deletion_timestamp.is_some() && app.spec.deletion_policy == DeletionPolicy::Delete
 }
 
 /// Reports a new or edited Client of an App that cannot be decoded. The servers continue to serve the last accepted
-/// form of the App, so the status of another Client stays as it is.
+/// form of the App, so the status of a Client that is neither new nor edited does not change.
 async fn report_of_undecodable_app(
     watched: &WatchedClient,
     client: &Client,
@@ -89,14 +89,14 @@ async fn report_of_undecodable_app(
         return report(watched, &waiting_for_app(client), context).await;
     }
     if has_unknown_clients(app, context) {
-        // The reconcile of the App reads the document, and then queues the Client.
+        // The reconcile of the App must read the document first. It then queues the Client.
         return Ok(Action::await_change());
     }
     // What the App grants cannot be read, and another namespace must not learn that the App exists.
     report(watched, &refused(refusal_without_app(client)), context).await
 }
 
-/// Reports a panicked reconcile in the status. What was published before is still served.
+/// Reports in the Client's status that its reconcile panicked. The servers still serve what was published before.
 pub(crate) async fn report_panic(
     watched: Arc<WatchedClient>,
     context: Arc<Context>,
@@ -120,7 +120,8 @@ async fn report_outcome(
         match secret::ensure(context, client, &client_id, &outcome.issuer).await {
             Ok(SecretOutcome::Unchanged | SecretOutcome::Conflict { is_news: false }) => {}
             Ok(changed @ (SecretOutcome::Changed { .. } | SecretOutcome::Conflict { is_news: true })) => {
-                // The App publishes the new hashes, and queues this Client if its outcome changes.
+                // The reconcile of the App publishes the new hashes, and queues this Client if the decision about it
+                // changes.
                 context.app_triggers.trigger(app.clone(), &context.reconcile_queue);
                 if changed == (SecretOutcome::Changed { rotated: true }) {
                     events::record_rotation(context, watched, &client.created_secret().unwrap_or_default()).await;
@@ -216,7 +217,7 @@ pub(super) fn watched_status(watched: &WatchedClient, context: &Context) -> Stat
     context.objects.written_client_statuses.latest(&uid, version, watched.status)
 }
 
-/// Returns what to report about the outcome of an App's reconcile.
+/// Returns what to report about a Client after the reconcile of its App decided about it.
 fn outcome_report(client: &Client, outcome: &ClientOutcome, old: StatusDigest) -> ClientReport {
     let generation = client.metadata.generation.unwrap_or(0);
     let is_named = outcome.refusal.is_none() || outcome.is_served;

@@ -6,7 +6,7 @@ use latchkey_crds::{
     types::ClientId,
 };
 
-/// Renders a Client that passed all checks. Its identity is the UID of its metadata.
+/// Renders a Client that passed all checks. The UID in its metadata identifies it.
 pub(crate) fn render(
     client: &Client,
     client_id: ClientId,

@@ -34,12 +34,12 @@ pub(crate) struct Document<'a> {
     pub(crate) rendered: &'a Rendered,
 }
 
-/// The document at the end of a rollout.
+/// The document that is published at the end of a rollout.
 #[derive(Clone, Copy)]
 pub(crate) struct Published<'a> {
     pub(crate) app: &'a App,
     pub(crate) validated: &'a ValidatedApp,
-    /// How many of the App's clients are in the document: the first ones.
+    /// How many of the App's clients are in the document. If not all fit, the newest are left out.
     pub(crate) client_count: usize,
     /// The highest format that all serving pods support.
     pub(crate) supported_format: u32,
@@ -48,15 +48,15 @@ pub(crate) struct Published<'a> {
 /// The rollout of the App's own part of the document.
 pub(crate) struct AppRollout {
     pub(crate) state: RolloutState,
-    /// The revisions that have the same part of the App.
+    /// The revisions that differ only in the Clients of the App.
     pub(crate) revisions: Vec<Revision>,
 }
 
 // === impl Document ===
 
 impl Document<'_> {
-    /// Returns what causes the publication. If the Clients of the App cannot cause a publication yet, the error is the
-    /// wait.
+    /// Returns whether this document is published because of the App or only because of its Clients. If only the
+    /// Clients changed and the last such publish was too recent, returns the wait as the error.
     pub(crate) fn try_publish(&self, context: &Context) -> Result<PublishCause, Duration> {
         if !self.concerns_clients(context) {
             return Ok(PublishCause::App);
@@ -72,7 +72,7 @@ impl Document<'_> {
         published.revision.filter(|_| is_of_app)
     }
 
-    /// Records that this document is published already.
+    /// Records that this document is already published.
     pub(crate) fn record_published(&self, context: &Context) {
         self.record_publish(Some(&self.rendered.revision), context);
     }
@@ -135,7 +135,7 @@ pub(crate) fn report(
 // === impl Published ===
 
 impl Published<'_> {
-    /// Whether the quota of the App's namespace has no room for the first client that the document does not have.
+    /// Whether the quota of the App's namespace has no room for the first client that is missing in the document.
     fn is_quota_reached(self, context: &Context) -> bool {
         let secret = rendered_app_secret(&self.validated.app_id);
         let room = context.objects.quotas.room_for_clients(&secret, &self.validated.namespace);

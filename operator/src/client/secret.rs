@@ -3,9 +3,9 @@
 //!
 //! Everything that a rotation needs is in this one Secret: the new value, the hash of the previous value with the time
 //! at which it ends, and the request that was fulfilled. If the operator ends before the write, the next operator
-//! repeats the rotation. If it ends after the write, the next operator sees that the request is fulfilled. In both
-//! cases the next operator publishes the hashes that the Secret then has. A PUT of the first operator that arrives late
-//! fails, because the version has changed.
+//! repeats the rotation. If the operator ends after the write, the next operator sees that the request is fulfilled. In
+//! both cases the next operator publishes the hashes that the Secret then has. A PUT of the first operator that arrives
+//! late fails, because the version has changed.
 
 use std::collections::BTreeMap;
 
@@ -36,11 +36,12 @@ const MAX_ATTEMPTS: usize = 3;
 /// The outcome of a reconcile for the Secret of a Client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SecretOutcome {
-    /// The operator has written nothing: the Client needs no Secret, the Secret is up to date, or the watch is late.
+    /// The operator has written nothing: the Client needs no Secret, the Secret is up to date, or the watch has not
+    /// reported the newest state of the Client yet.
     Unchanged,
     /// The operator has written the Secret, or learned something new about it. The document of the App may be outdated.
     Changed { rotated: bool },
-    /// The Client does not own the Secret of this name. `is_news`: this was not known before.
+    /// The Client does not own the Secret of this name. `is_news`: the operator did not know this before.
     Conflict { is_news: bool },
 }
 
@@ -92,14 +93,14 @@ pub(super) async fn ensure(
         let contents = stored.as_ref().map(contents_of);
         let state = advance(contents.as_ref(), &desired, context.now(), generate_secret)?;
         let SecretState { write: Some(next), .. } = state else {
-            // The watch has not reported this state yet.
+            // Records the state that was read, because the watch has not reported it yet.
             let stored = stored.unwrap_or_default();
             context.objects.client_secrets.record_read(&secret_name, ClientSecretState::of(&stored));
             return Ok(SecretOutcome::Changed { rotated: false });
         };
         let rotated = contents.is_some_and(|before| has_other_value(&before, &next));
         if rotated && !is_current(context, client).await? {
-            // The watch is late. It will report the request that must be fulfilled.
+            // The watch has reported an outdated rotation request. It will report the request that must be fulfilled.
             return Ok(SecretOutcome::Unchanged);
         }
         let written = match stored {
@@ -187,12 +188,12 @@ fn new_secret(client: &Client, name: &str, contents: SecretContents) -> Secret {
     }
 }
 
-/// Returns the stored Secret with other contents. Its version is that of the read, so the write fails if the Secret has
-/// changed since then.
+/// Returns the stored Secret with other contents. It has the resourceVersion that was read, so the write fails if the
+/// Secret has changed since the read.
 fn changed_secret(mut stored: Secret, contents: SecretContents) -> Secret {
     stored.data = Some(to_data(&contents));
     stored.metadata.annotations = Some(contents.annotations);
-    // If a request has no `managedFields`, the API server keeps the stored ones.
+    // If a request has no `managedFields`, the API server keeps the stored `managedFields`.
     stored.metadata.managed_fields = None;
     stored
 }

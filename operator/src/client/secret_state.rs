@@ -30,9 +30,9 @@ use crate::{
 const SECRET_PREFIX: &str = "lks_";
 /// The random part of a generated client secret, in bytes.
 const SECRET_LENGTH: usize = 32;
-/// The shortest client secret, in characters.
+/// The minimum length of a client secret, in characters.
 const MIN_SECRET_LENGTH: usize = 16;
-/// The longest client secret, in characters.
+/// The maximum length of a client secret, in characters.
 const MAX_SECRET_LENGTH: usize = 512;
 
 /// The SHA-256 of a client secret.
@@ -42,7 +42,7 @@ pub(crate) type SecretHash = [u8; 32];
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct SecretContents {
     pub(crate) values: SecretValues,
-    /// All annotations, or only those of Latchkey.
+    /// The annotations of the Secret: all of them, or only those of Latchkey.
     pub(crate) annotations: BTreeMap<String, String>,
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct DesiredSecret<'a> {
     pub(crate) overlap_seconds: u32,
 }
 
-/// The SHA-256 of each client secret that works now, in base64. When the previous secret ends, the document must be
+/// The SHA-256 of each client secret that works now, in base64. When the previous secret expires, the document must be
 /// rendered again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SecretHashes {
@@ -68,15 +68,16 @@ pub(crate) struct SecretHashes {
 /// The next state of a Client's Secret.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SecretState {
-    /// The contents to store, or `None` if the stored contents stay. `hashes` is valid only after these contents are
-    /// stored.
+    /// The contents to store, or `None` if the stored contents are right. `hashes` is valid only after these contents
+    /// are stored.
     pub(crate) write: Option<SecretContents>,
     pub(crate) hashes: SecretHashes,
 }
 
 /// Computes the next state of a Client's Secret. `stored` is `None` if the Secret does not exist. `new_secret` returns
 /// a new client secret; it is called at most once. A missing or invalid client secret is replaced, and the former value
-/// no longer works. If the Client has the annotation when its Secret is created, the value counts as handled.
+/// no longer works. If the Client already has the rotation annotation when its Secret is created, the value counts as
+/// handled.
 pub(crate) fn advance(
     stored: Option<&SecretContents>,
     desired: &DesiredSecret<'_>,
@@ -117,7 +118,7 @@ pub(crate) fn generate_secret() -> Result<SecretString, KeyGenerationError> {
     Ok(SecretString::new(format!("{SECRET_PREFIX}{}", URL_SAFE_NO_PAD.encode(random))))
 }
 
-/// Returns the client secret in a value of a Secret, without line breaks at its end, or what is wrong with it.
+/// Returns the client secret from a value of a Secret, without line breaks at its end, or what is wrong with the value.
 pub(crate) fn parse_secret(value: &SecretBytes) -> Result<SecretString, &'static str> {
     let text = value.to_trimmed_utf8().ok_or("is not text")?;
     let length = text.expose().len();
@@ -135,8 +136,8 @@ pub(crate) fn sha256(secret: &SecretString) -> String {
     STANDARD.encode(digest::digest(&digest::SHA256, secret.expose().as_bytes()))
 }
 
-/// Returns the previous secret in the annotations of a Secret, and when it ends. Returns `None` if there is none, or if
-/// an annotation is invalid.
+/// Returns the hash of the previous client secret from the annotations of a Secret, and when this client secret
+/// expires. Returns `None` if there is none, or if an annotation is invalid.
 pub(crate) fn parse_previous(annotations: &BTreeMap<String, String>) -> Option<(SecretHash, OffsetDateTime)> {
     let sha256 = STANDARD.decode(annotations.get(PREVIOUS_SECRET_ANNOTATION)?).ok()?.try_into().ok()?;
     let end = OffsetDateTime::parse(annotations.get(PREVIOUS_SECRET_END_ANNOTATION)?, &Rfc3339).ok()?;
@@ -146,7 +147,7 @@ pub(crate) fn parse_previous(annotations: &BTreeMap<String, String>) -> Option<(
 // === impl SecretState ===
 
 impl SecretState {
-    /// Returns when the previous secret ends, if it works now.
+    /// Returns when the previous client secret expires, or `None` if no previous client secret works now.
     pub(crate) fn end_of_previous(&self) -> Option<OffsetDateTime> {
         OffsetDateTime::from_unix_timestamp(self.hashes.previous.as_ref()?.expires_at?).ok()
     }
@@ -162,7 +163,8 @@ impl SecretContents {
         }
     }
 
-    /// Stores the hash and the end of the previous secret. Only one previous secret works at a time.
+    /// Stores the hash of the previous client secret, and the time at which it expires. Only one previous client secret
+    /// works at a time.
     fn set_previous(&mut self, previous: Option<&SecretString>, now: OffsetDateTime, overlap_seconds: u32) {
         self.annotations.remove(PREVIOUS_SECRET_ANNOTATION);
         self.annotations.remove(PREVIOUS_SECRET_END_ANNOTATION);
@@ -279,7 +281,7 @@ mod tests {
         assert_eq!(next(Some(&rotated), None, DAY, NOW, "c").write, None, "the annotation was removed");
         let again = next(Some(&rotated), Some("2"), DAY, NOW, "c");
         assert_eq!(again.hashes.current, sha256(&secret("c")));
-        // A step that was not stored has the same effect when it is repeated.
+        // If the result of a step was not stored, the repeated step has the same result.
         assert_eq!(next(Some(&rotated), Some("2"), DAY, NOW, "c"), again);
     }
 

@@ -1,5 +1,5 @@
-//! Selects the Clients of an App: which have a grant, which are accepted, and which take precedence if there are too
-//! many (specification: Clients, Limits). Pure.
+//! Selects the Clients of an App: which are in a namespace with a grant, which are accepted, and which take precedence
+//! if there are too many (specification: Clients, Limits). Pure.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -63,12 +63,12 @@ pub(crate) trait NamespaceLabels {
     fn labels(&self, namespace: &str) -> Option<BTreeMap<String, String>>;
 }
 
-/// How many Clients, and how many bytes, the candidates before the current one use.
+/// How many Clients, and how many bytes, have been accepted so far in one selection.
 #[derive(Default)]
 struct Usage {
     ids: BTreeSet<ClientId>,
     all: Amount,
-    /// The part of the total that Clients of other namespaces use.
+    /// The part of the total that Clients of namespaces other than the App's use.
     foreign: Amount,
     /// The number of Clients by namespace.
     by_namespace: BTreeMap<String, usize>,
@@ -80,13 +80,13 @@ struct Amount {
     bytes: usize,
 }
 
-/// Returns the labels that every namespace has.
+/// Returns the labels that the API server sets on every namespace: its name.
 pub(crate) fn implied_labels(namespace: &str) -> BTreeMap<String, String> {
     BTreeMap::from([(NAME_LABEL.to_owned(), namespace.to_owned())])
 }
 
-/// Whether an App with this grant accepts the Clients of another namespace. No selector matches a namespace with
-/// unknown labels. Otherwise `NotIn` and `DoesNotExist` would match it.
+/// Whether an App with this grant accepts the Clients of another namespace. If the labels of the namespace are unknown,
+/// no selector matches it. Otherwise `NotIn` and `DoesNotExist` would match it.
 pub(crate) fn grants(grant: &ClientNamespaces, namespace: &str, namespaces: &dyn NamespaceLabels) -> bool {
     match namespaces.labels(namespace) {
         Some(labels) => grant.grants(&labels),
@@ -101,9 +101,9 @@ pub(crate) fn age(client: &Client) -> (Timestamp, String, String) {
     (created, metadata.namespace.clone().unwrap_or_default(), metadata.name.clone().unwrap_or_default())
 }
 
-/// Decides about each candidate, in this order. The earlier candidates win: in a cluster the older ones, for `render`
-/// those in earlier files. `last` are the clients of the published document, which stay as they are if their new spec
-/// is not accepted.
+/// Decides about each candidate, in this order. If there are too many, the earlier candidates win: in a cluster these
+/// are the older ones, for `latchkey-operator render` those in earlier files. `last` are the clients of the published
+/// document, which stay as they are if their new spec is not accepted.
 pub(crate) fn select<'a>(
     policy: &ClientPolicy,
     candidates: impl IntoIterator<Item = &'a Candidate>,
@@ -114,15 +114,16 @@ pub(crate) fn select<'a>(
     candidates.into_iter().map(|candidate| select_one(policy, candidate, namespaces, last, &mut usage)).collect()
 }
 
-/// Whether the result of [`select`] can depend on the clients of the published document.
+/// Whether the selection must be repeated with the clients of the published document, because a refused Client may stay
+/// served.
 pub(crate) fn needs_last(selected: &[Selected]) -> bool {
     selected
         .iter()
         .any(|one| one.rendered.is_none() && one.refusal.as_ref().is_some_and(|why| stays_served(why.reason)))
 }
 
-/// Whether a Client that is refused for this reason stays served as it was accepted last. The other reasons take effect
-/// at once.
+/// Whether a Client that is refused for this reason stays served as it was accepted last. A refusal for another reason
+/// takes effect at once.
 fn stays_served(reason: Reason) -> bool {
     matches!(reason, Reason::InvalidSpec | Reason::TooLarge | Reason::TooManyClients | Reason::ClientIDConflict)
 }
@@ -176,7 +177,7 @@ fn select_one(
     };
     let mut unresolved = Vec::new();
     let authentication = match &last {
-        // Users of the client must not notice that the API server did not respond to one request.
+        // Users of the client must not notice it if the API server does not respond to one request.
         Some(last) if candidate.is_last_used(last, client) => last.authentication.clone(),
         Some(_) | None => authentication(client, &candidate.credentials, &mut unresolved),
     };
@@ -203,7 +204,7 @@ fn select_one(
     Selected { rendered, refusal, unresolved }
 }
 
-/// Returns a client as it was accepted last, if it still fits.
+/// Returns a client as it was accepted last, if the App still allows it and there is room for it.
 fn keep(policy: &ClientPolicy, last: RenderedClient, is_foreign: bool, usage: &mut Usage) -> Option<RenderedClient> {
     let last = policy.restrict(last)?;
     usage.try_add(&last, is_foreign).is_ok().then_some(last)
@@ -241,7 +242,8 @@ impl Candidate {
         self.credentials == Credentials::Created(CreatedSecret::Pending)
     }
 
-    /// Whether the secret or keys of the last accepted form are used, because the current ones could not be read now.
+    /// Whether the client keeps the secret or keys of its last accepted form, because its current secret or keys could
+    /// not be read now.
     fn is_last_used(&self, last: &RenderedClient, client: &Client) -> bool {
         self.credentials.is_read_interrupted() && Some(last.generation) == client.metadata.generation
     }
@@ -258,7 +260,7 @@ impl Selected {
 // === impl Usage, Amount ===
 
 impl Usage {
-    /// Counts a client, or returns why there is no room for it.
+    /// Counts a client as accepted, or returns why there is no room for it.
     fn try_add(&mut self, client: &RenderedClient, is_foreign: bool) -> Result<(), FieldError> {
         if self.ids.contains(&client.client_id) {
             let message = "an older Client of the App has this client ID; create a Client with another one";

@@ -20,17 +20,17 @@ use crate::{
     status::{to_k8s_time, unresolved_condition},
 };
 
-/// How long a written status is remembered if the watch does not report it.
+/// How long the digest of a written status is stored if the watch does not report the write.
 const WRITTEN_STATUS_TTL: Duration = Duration::from_secs(60);
 
-/// What is stored of the status of a Client: enough to see whether a new status differs, and to keep the transition
-/// times of its conditions.
+/// The digest of a Client's status that the operator stores: enough to see whether a new status differs, and to keep
+/// the transition times of its conditions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StatusDigest {
     generation: Option<i64>,
     /// A hash of everything except the transition times.
     content: u64,
-    /// In the order of [`ConditionType::CLIENT`].
+    /// The digests of the conditions, in the order of [`ConditionType::CLIENT`].
     conditions: [ConditionDigest; ConditionType::CLIENT.len()],
 }
 
@@ -90,12 +90,12 @@ impl StatusDigest {
         self.content == other.content
     }
 
-    /// Whether the status reports this generation.
+    /// Whether the status is about this generation of the Client.
     pub(crate) fn reports(&self, generation: i64) -> bool {
         self.generation == Some(generation)
     }
 
-    /// Whether the status reports that the servers have this generation.
+    /// Whether the status reports that every server serves this generation of the Client.
     pub(crate) fn is_programmed(&self, generation: i64) -> bool {
         self.reports(generation) && self.condition(ConditionType::Programmed).status == Some(ConditionStatus::True)
     }
@@ -110,7 +110,7 @@ impl StatusDigest {
         index.map(|index| self.conditions[index]).unwrap_or_default()
     }
 
-    /// Returns conditions with the status and the transition time of the stored ones.
+    /// Returns the conditions, but without reasons and messages, because only a hash of these is stored.
     fn to_conditions(self) -> Vec<Condition> {
         let condition = |(type_, digest): (ConditionType, ConditionDigest)| {
             Some(Condition {
@@ -137,7 +137,7 @@ impl ConditionDigest {
         }
     }
 
-    /// Returns the values that decide whether the condition has changed.
+    /// Returns the values that must be equal if the condition has not changed.
     fn without_time(self) -> (Option<u8>, u64) {
         let status = self.status.map(|status| match status {
             ConditionStatus::True => 1,
@@ -208,7 +208,7 @@ pub(crate) fn programmed(state: &Programmed, old: &StatusDigest, generation: i64
 }
 
 /// Returns whether the servers serve a Client, from the rollout state of the revisions that contain it. The messages do
-/// not quote the reasons of servers: they can be about the App, which can belong to somebody else.
+/// not quote why a server rejects a revision: the reason can be about the App, which can belong to somebody else.
 pub(crate) fn programmed_state(rollout: &RolloutState) -> Programmed {
     let no = |status, reason, message: String| Programmed::No { status, reason, message: message.into_boxed_str() };
     match rollout {
@@ -257,7 +257,8 @@ impl WrittenClientStatuses {
         written.insert(uid.to_owned(), WrittenStatus { version, status, at });
     }
 
-    /// Forgets the status of a Client that the watch reports in this version.
+    /// Drops the stored digest of a Client's written status if the watch now reports this version of the Client or a
+    /// later one.
     pub(crate) fn forget_reported(&self, uid: &str, version: u64) {
         let mut written = self.0.lock();
         if written.get(uid).is_some_and(|written| written.version <= version) {

@@ -36,11 +36,11 @@ pub(crate) struct ClientPolicy {
     pub(super) has_pages: bool,
 }
 
-/// The secret hashes or public keys of a Client, as they were looked up. The values themselves are not kept, because
-/// the objects of all Clients of one App can have hundreds of MiB together.
+/// The hashes of the secrets, or the public keys, of a Client, as they were looked up. The Secrets and ConfigMaps
+/// themselves are not kept, because those of all Clients of one App can have hundreds of MiB together.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Credentials {
-    /// A public client has none.
+    /// A public client has no credentials.
     None,
     /// The Secret that the operator creates.
     Created(CreatedSecret),
@@ -86,7 +86,8 @@ impl ClientPolicy {
     }
 
     /// Whether a client can have this ID. It must be neither the appID nor one of the App's audiences. Otherwise an ID
-    /// token of the client could be taken for an access token of the App, which has these values in `aud`.
+    /// token of the client could be mistaken for an access token of the App, because access tokens have these values in
+    /// `aud`.
     fn can_have_id(&self, client_id: &ClientId) -> bool {
         let client_id = client_id.as_str();
         client_id != self.app_id.as_str() && self.audiences.iter().all(|audience| audience != client_id)
@@ -111,7 +112,7 @@ impl Credentials {
         }
     }
 
-    /// Whether a read failed without a fault of the Client, and can succeed soon.
+    /// Whether a read failed for a temporary reason, so that it can succeed soon.
     pub(super) const fn is_read_interrupted(&self) -> bool {
         matches!(self, Self::Unread(ErrorKind::Unavailable | ErrorKind::Conflict))
     }
@@ -303,8 +304,8 @@ fn created_secret(client: &Client, created: &CreatedSecret) -> Result<RenderedCl
     }
 }
 
-/// Resolves the Secrets that the Client references itself. If only the previous secret cannot be used, the current one
-/// works.
+/// Resolves the Secrets that the Client references itself. If only the previous secret cannot be used, the Client
+/// authenticates with the current one.
 fn own_secret(
     current: &Result<String, FieldError>,
     previous: Option<&Result<String, FieldError>>,
@@ -405,7 +406,7 @@ mod tests {
         for id in ["platform", "ops"] {
             assert_refused(&own(json!({ "clientID": id })), "spec.clientID", "is the appID or an audience");
         }
-        // The default client ID can be an audience, too.
+        // The default client ID (namespace and name) is checked, too: it can be an audience of the App.
         let audiences = json!({ "tokens": { "audiences": ["monitoring.grafana"] } });
         let policy = ClientPolicy::of_app(&app(audiences), &"platform".parse().unwrap());
         let error = validate(&foreign(json!({})), &policy).unwrap_err();

@@ -35,7 +35,7 @@ pub(crate) struct FencedService<S> {
     fence: Fence,
 }
 
-/// A write that was not sent.
+/// The error of a write that was not sent, because this replica does not hold the Lease.
 #[derive(Debug, thiserror::Error)]
 #[error("not sent: this operator no longer holds the Lease")]
 pub(super) struct NotLeader;

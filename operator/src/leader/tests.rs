@@ -51,14 +51,14 @@ fn seconds(seconds: u64) -> Duration {
 // === impl MockLeaseApi ===
 
 impl MockLeaseApi {
-    /// Returns a mock API with a Lease that somebody holds.
+    /// Returns a mock API with a Lease that `holder` holds.
     fn held_by(holder: &str) -> Self {
         let leases = Self::default();
         leases.write_as(holder, "2020-01-01T00:00:00.000000Z");
         leases
     }
 
-    /// Changes the Lease like another replica that renews it at the time `renewed` of its own clock.
+    /// Changes the Lease as if `holder` renewed it. `renewed` is the time on the clock of `holder`.
     fn write_as(&self, holder: &str, renewed: &str) {
         let mut state = self.0.lock();
         state.version += 1;
@@ -189,7 +189,7 @@ async fn a_holder_that_renews_keeps_the_lease_whatever_its_clock_says() {
     let waiting = tokio::spawn(acquire(leases.client(), options("a")));
     for minute in 0..20 {
         tokio::time::sleep(seconds(9)).await;
-        // The times run backwards and are in the past.
+        // The times that the holder writes are in the past, and each is earlier than the one before.
         leases.write_as("b", &format!("2001-01-01T00:{:02}:00.000000Z", 59 - minute));
     }
     assert!(!waiting.is_finished() && leases.writes() == 0);

@@ -29,15 +29,15 @@ pub(super) fn parse_documents(file: &str, text: &str, cache: &ParseCache) -> Vec
         .collect()
 }
 
-/// Splits a file at the lines `---`, which cannot occur inside a document (YAML 1.2, 9.1.2). Returns each part with the
-/// number of lines before it.
+/// Splits a file at the lines `---`, which cannot occur inside a document (YAML 1.2, section 9.1.2). Returns each part
+/// with the number of lines before it.
 fn split_documents(text: &str) -> Vec<(usize, String)> {
     let mut parts = vec![(0, String::new())];
     for (number, line) in text.lines().enumerate() {
         let marker = line.strip_prefix("---").filter(|rest| rest.is_empty() || rest.starts_with([' ', '\t']));
         match (marker, parts.last_mut()) {
-            // Text after the marker belongs to the new document. Spaces replace the marker, so that the text keeps its
-            // column.
+            // Text after `---` on the same line belongs to the new document. Spaces replace `---`, so that the text
+            // keeps its column.
             (Some(rest), _) => parts.push((number, format!("   {rest}\n"))),
             (None, Some((_, part))) => {
                 // Directives (`%…`) and end markers (`...`) are left out, because they do not change the parsed value.

@@ -9,14 +9,14 @@ use std::{
 /// The maximum size of a manifest file, in bytes. A Kubernetes object is much smaller.
 const MAX_FILE_BYTES: u64 = 8 * 1024 * 1024;
 
-/// Returns the manifest files in a folder and its subfolders, by name relative to the folder. Each value is the path,
-/// or why the file cannot be read.
+/// Returns the manifest files in a folder and its subfolders. The key is the file name relative to the folder. The
+/// value is the path, or why the file cannot be read.
 pub(super) fn find(folder: &Path) -> io::Result<BTreeMap<String, Result<PathBuf, String>>> {
     let mut found = BTreeMap::new();
     let mut visited = BTreeSet::new();
     let mut folders_to_read = vec![(String::new(), folder.to_path_buf())];
     while let Some((prefix, folder)) = folders_to_read.pop() {
-        // A symbolic link can lead back to a folder above.
+        // A symbolic link can lead back to a parent folder, so each folder is visited only once.
         if !visited.insert(fs::canonicalize(&folder)?) {
             continue;
         }

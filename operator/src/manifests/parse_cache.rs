@@ -1,4 +1,5 @@
-//! Remembers what the previous run parsed, so that unchanged documents are not parsed again.
+//! Stores what the previous run over the manifests parsed, so that `latchkey-operator render --watch` does not parse
+//! unchanged documents again.
 
 use std::sync::Arc;
 

@@ -14,7 +14,7 @@ use latchkey_crds::{
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// A field that is wrong, and what to do.
+/// A field of a manifest that is wrong, and what to do about it.
 #[derive(Clone, Debug)]
 pub(super) struct WrongField {
     pub(super) field: String,

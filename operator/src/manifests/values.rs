@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::schemas::WrongField;
 use crate::facts::{ConfigMapValues, SecretBytes, SecretValues};
 
-/// Returns the values of a Secret: `data` in base64, and `stringData`, which takes precedence.
+/// Returns the decoded values of a Secret, from `data` (in base64) and from `stringData`, which takes precedence.
 pub(super) fn secret_values(object: &Value) -> Result<SecretValues, Vec<WrongField>> {
     let mut wrong = Vec::new();
     let data = base64_entries(object, "data", "must be base64; plain text goes under stringData", &mut wrong);

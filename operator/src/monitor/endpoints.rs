@@ -35,8 +35,8 @@ pub(super) fn pods_of_slices<'a>(slices: impl Iterator<Item = &'a EndpointSlice>
             let name = target.name.clone().unwrap_or_else(|| uid.clone());
             let found = PodEndpoint { name, address: SocketAddr::new(ip, port), is_serving: serving && !terminating };
             match pods.get_mut(&uid) {
-                // A dual-stack Service has the pod in one slice for each IP family. A pod that is moved between slices
-                // can be in both slices. Any of its IP addresses is fine, but the choice must be stable.
+                // In a dual-stack Service, the pod is in one slice for each IP family. A pod that is moved between
+                // slices can be in both slices. Any of its IP addresses is fine, but the choice must be stable.
                 Some(listed) => {
                     listed.address = listed.address.min(found.address);
                     listed.is_serving = listed.is_serving || found.is_serving;

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::endpoints::PodEndpoint;
 
-/// A pod that sends nothing for this long is silent.
+/// A serving pod that sends nothing for this time counts as silent.
 pub(super) const SILENCE_TIMEOUT: Duration = Duration::from_secs(15);
 /// The maximum time until one line is complete. A hello, the first line of a stream, has several MiB if it lists many
 /// Apps.
@@ -26,8 +26,8 @@ pub(super) const LINE_TIMEOUT: Duration = Duration::from_secs(60);
 const MAX_REASON_BYTES: usize = 1024;
 /// The maximum number of webhooks of an App, as in the schema. Reports on more webhooks are dropped.
 const MAX_WEBHOOKS: usize = 8;
-/// The possible findings on a Provider, the best first. Other findings come from a later version of the server, and are
-/// dropped.
+/// The known findings on a Provider (results of a server's last check), the best first. Other findings come from a
+/// later version of the server, and are dropped.
 pub(super) const FINDINGS: [Reason; 5] = [
     Reason::Reachable,
     Reason::TokenEndpointFailed,
@@ -41,7 +41,7 @@ pub(super) const FINDINGS: [Reason; 5] = [
 /// reconcile.
 #[derive(Default)]
 pub(super) struct Pods {
-    /// By uid.
+    /// The pods, by their uid.
     pub(super) by_uid: BTreeMap<String, Pod>,
     /// Whether there has been no serving pod for 15 s.
     pub(super) no_serving_pod: bool,
@@ -51,7 +51,7 @@ pub(super) struct Pod {
     pub(super) name: String,
     pub(super) address: SocketAddr,
     pub(super) is_serving: bool,
-    /// When the pod last sent anything.
+    /// When the last bytes from the pod arrived.
     pub(super) last_heard: Instant,
     /// When the last complete line arrived.
     pub(super) last_line: Instant,
@@ -59,10 +59,10 @@ pub(super) struct Pod {
     pub(super) report: Option<PodReport>,
     /// Whether the pod has sent a hello on a stream that is still open.
     pub(super) is_connected: bool,
-    /// The finding on each Provider, as an index into [`FINDINGS`].
+    /// What this pod found when it last checked each Provider, as an index into [`FINDINGS`].
     pub(super) findings: HashMap<ProviderKey, usize>,
     /// For each Provider on which this pod had a finding: the worst finding of all serving pods before this pod's
-    /// hello. Stored until the pod has reported all its findings again.
+    /// hello. An entry is dropped when the pod reports on the Provider again, or has reported all its findings.
     pub(super) findings_before_hello: OverallFindings,
     pub(super) stream: CancellationToken,
 }
@@ -78,7 +78,7 @@ pub(super) struct AppReport {
     pub(super) revision: Option<RevisionBytes>,
     pub(super) rejected: Option<Box<RejectedRevision>>,
     pub(super) deletion: Option<DeletionProgress>,
-    /// `None` if the pod reports on no webhook of the App. Most Apps have no webhooks.
+    /// The reported states of the App's webhooks. `None`: the pod reports on no webhook, as for most Apps.
     pub(super) webhooks: Option<Box<WebhookStates>>,
 }
 
@@ -115,8 +115,9 @@ impl Pods {
         if stream.is_cancelled() { None } else { self.by_uid.get_mut(uid) }
     }
 
-    /// Returns the overall findings that may change because a pod is removed, or starts or stops serving. Each is the
-    /// worst finding of all serving pods now or, if the pod has just sent a hello, before the hello.
+    /// Returns the worst findings of all serving pods on those Providers for which the worst finding may change,
+    /// because a pod is removed, or starts or stops serving. If such a pod has just sent a hello, returns the worst
+    /// findings before the hello.
     pub(super) fn findings_before_change(&self, endpoints: &HashMap<String, PodEndpoint>) -> OverallFindings {
         let stays = |uid: &String, pod: &Pod| {
             endpoints
@@ -133,7 +134,8 @@ impl Pods {
         findings
     }
 
-    /// Returns the worst reported state of each webhook of the App on which a serving pod reports.
+    /// Returns the state of each webhook of the App. If several serving pods report on a webhook, the worst state
+    /// counts.
     pub(super) fn webhook_states(&self, app: &AppId) -> WebhookStates {
         let mut worst = WebhookStates::new();
         let reports = self.serving().filter_map(|pod| pod.report.as_ref()?.apps.get(app)?.webhooks.as_ref());
@@ -164,8 +166,8 @@ impl Pods {
 // === impl Pod ===
 
 impl Pod {
-    /// Drops the findings of a pod that is neither serving nor connected. The container of the pod has ended or ends
-    /// soon, and the next container checks again.
+    /// Drops the findings of a pod that is neither serving nor connected. The container of such a pod has ended or ends
+    /// soon, and the next container will check the Providers again.
     pub(super) fn clear_findings_if_gone(&mut self) {
         if !self.is_serving && !self.is_connected {
             self.findings.clear();
@@ -191,7 +193,7 @@ impl RejectedRevision {
     }
 }
 
-/// Returns the states in a report. Drops states that only a later version knows.
+/// Returns the webhook states in a report, without states that only a later version of the server has.
 pub(super) fn webhook_states(report: WebhookReport) -> Option<Box<WebhookStates>> {
     let known = report.into_iter().filter_map(|(name, state)| Some((name, WebhookState::from_name(&state)?)));
     let states: WebhookStates = known.take(MAX_WEBHOOKS).collect();

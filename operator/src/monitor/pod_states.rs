@@ -27,14 +27,14 @@ const MAX_APPS: usize = 200_000;
 /// The maximum number of Providers on which the findings of a pod are stored. Reports on more Providers are dropped.
 const MAX_PROVIDERS: usize = 200_000;
 
-/// What has to be reconciled again.
+/// Which objects must be reconciled again because of new reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum MonitorEvent {
     /// Apps with a changed rollout state, with progress in the deletion of their users, or with a changed state of a
     /// webhook.
     Apps(Vec<AppId>),
-    /// The highest format that all servers support has changed. So the servers may now be too old for an App, or no
-    /// longer be too old for it.
+    /// The highest format that all servers support has changed. So the servers may now be too old for some Apps, or no
+    /// longer too old for them.
     AllApps,
     /// What the servers found when they checked this Provider has changed.
     Provider { namespace: String, name: String },
@@ -48,21 +48,22 @@ pub(super) struct PodStates {
     read_at: Option<Instant>,
     /// Since when there has been no serving pod.
     no_serving_pod_since: Option<Instant>,
-    /// The highest format that all serving pods supported at the last notification.
+    /// The highest format that all serving pods supported when [`MonitorEvent::AllApps`] was last sent, or at the
+    /// start.
     notified_format: u32,
     events: mpsc::UnboundedSender<MonitorEvent>,
     /// Notifies waiting tasks that something may have changed.
     changes: watch::Sender<()>,
 }
 
-/// A stream to keep open until `stop` is cancelled.
+/// A stream of reports from one pod, which is kept open until `stop` is cancelled.
 pub(super) struct PodStream {
     pub(super) uid: String,
     pub(super) address: SocketAddr,
     pub(super) stop: CancellationToken,
 }
 
-/// A server reported too many Apps.
+/// The error if a server reports too many Apps.
 #[derive(Debug, thiserror::Error)]
 #[error("it reports too many Apps")]
 pub(super) struct TooManyApps;
@@ -156,7 +157,7 @@ impl PodStates {
 
     // --- Changes
 
-    /// Replaces the set of pods. Returns the streams to open; the streams of removed pods are cancelled.
+    /// Replaces the set of pods. Returns the streams that the caller must open. Cancels the streams of removed pods.
     pub(super) fn update_endpoints(
         &mut self,
         endpoints: HashMap<String, PodEndpoint>,
@@ -216,7 +217,7 @@ impl PodStates {
         streams
     }
 
-    /// Marks pods that are now silent, and sets `no_serving_pod` if no pod has served for too long.
+    /// Marks pods that have become silent, and sets `no_serving_pod` if there has been no serving pod for too long.
     pub(super) fn check_timeouts(&mut self) {
         let mut changed = false;
         for pod in self.pods.by_uid.values_mut() {
@@ -236,8 +237,9 @@ impl PodStates {
         }
     }
 
-    /// Records that a part of a line arrived. A server cannot send a heartbeat within a long line, so the parts of the
-    /// line are signs of life, for at most [`LINE_TIMEOUT`]. Only a complete line ends a silence.
+    /// Records that a part of a line arrived. A server cannot send a heartbeat within a long line, so while parts of a
+    /// line arrive, the pod does not become silent (for at most [`LINE_TIMEOUT`]). If the pod is silent already, only a
+    /// complete line ends the silence.
     pub(super) fn record_part(&mut self, uid: &str, stream: &CancellationToken) {
         if let Some(pod) =
             self.pods.pod_of_stream(uid, stream).filter(|pod| !pod.is_silent && pod.last_line.elapsed() < LINE_TIMEOUT)
@@ -258,13 +260,13 @@ impl PodStates {
         }
     }
 
-    /// Clears the pod's findings. For each Provider of these findings, remembers the worst finding of all serving pods.
-    /// After a hello the server reports its findings again, unless it is a new container, which has not checked any
-    /// Provider yet.
+    /// Clears the pod's findings. For each Provider of these findings, stores the worst finding of all serving pods
+    /// before the hello. After a hello the server reports its findings again, unless it is a new container, which has
+    /// not checked any Provider yet.
     fn begin_hello(&mut self, uid: &str, stream: &CancellationToken) {
         let Some(pod) = self.pods.by_uid.get(uid) else { return };
         let providers = pod.findings.keys().filter(|provider| !pod.findings_before_hello.contains_key(*provider));
-        // Repeated hellos must not use more and more memory.
+        // The number is limited, because otherwise repeated hellos could use more and more memory.
         let room = MAX_PROVIDERS.saturating_sub(pod.findings_before_hello.len());
         let before = providers.take(room).map(|provider| (provider.clone(), self.pods.finding(provider)));
         let before: Vec<_> = before.collect();

@@ -7,7 +7,7 @@ use super::pod::{Pods, RevisionBytes};
 /// The maximum number of pods that a message names. Of the other pods, the message has only the number.
 const MAX_NAMED_PODS: usize = 3;
 
-/// How far the servers have rolled out an App's revision. The worst state comes first.
+/// How far the servers have rolled out the published revision of an App. The variants are in order, the worst first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum RolloutState {
     /// A serving pod rejects the published document. Its rejections of earlier documents do not count.
@@ -31,15 +31,15 @@ pub(crate) enum RolloutState {
 /// The published revision of an App.
 pub(super) struct ExpectedRevision {
     pub(super) revision: RevisionBytes,
-    /// The rollout state that was last returned or notified; `None` if it was undecided.
+    /// The rollout state that was last returned to a reconcile or has last triggered one. `None`: it was undecided.
     pub(super) last_reported: Option<RolloutState>,
 }
 
 // === impl ExpectedRevision ===
 
 impl ExpectedRevision {
-    /// Returns the App if its rollout state differs from the one that was last returned or notified. An undecided state
-    /// is not a change.
+    /// Returns the App if its rollout state differs from `last_reported`, so that the App must be reconciled. An
+    /// undecided state is not a change.
     pub(super) fn update<'a>(&mut self, pods: &Pods, app: &'a AppId) -> Option<&'a AppId> {
         let now = if_decided(&pods.rollout(app, &self.revision))?;
         if self.last_reported.as_ref().is_some_and(|last| is_same(last, &now)) {
@@ -59,12 +59,13 @@ impl Pods {
         reports.any(|reported| reported.revision.as_ref() == Some(revision))
     }
 
-    /// Returns the worst state of the serving pods, in the order of [`RolloutState`].
+    /// Returns the rollout state of this revision: the worst that applies to any serving pod, in the order of
+    /// [`RolloutState`].
     pub(super) fn rollout(&self, app: &AppId, revision: &RevisionBytes) -> RolloutState {
         self.rollout_of_any(app, std::slice::from_ref(revision))
     }
 
-    /// Returns the worst state of the serving pods if it does not matter which of these revisions a pod serves.
+    /// Like [`Self::rollout`], but for several revisions: it does not matter which of them a pod serves.
     pub(super) fn rollout_of_any(&self, app: &AppId, revisions: &[RevisionBytes]) -> RolloutState {
         let (mut silent, mut behind, mut unreported, mut servers) = (Vec::new(), Vec::new(), Vec::new(), 0);
         let mut rejected = None;
@@ -84,8 +85,8 @@ impl Pods {
             let is_served = reported.is_some_and(|reported| is_wanted(reported.revision));
             let rejection = reported.and_then(|reported| reported.rejected.as_ref());
             let rejection = rejection.filter(|rejection| is_wanted(rejection.revision));
-            // A pod can serve one of several revisions and reject a later one. A server never serves a revision that it
-            // rejects, so for a single revision the rejection decides.
+            // A pod can serve one of several revisions and reject a later one. In this case, the pod counts as serving.
+            // For a single revision, a rejection counts, because a server never serves a revision that it rejects.
             if let Some(rejection) = rejection.filter(|_| !is_served || revisions.len() == 1) {
                 rejected.get_or_insert((name, rejection));
             } else if is_served {
@@ -126,7 +127,7 @@ pub(super) fn if_decided(state: &RolloutState) -> Option<RolloutState> {
     (!matches!(state, RolloutState::Undecided { .. })).then(|| state.clone())
 }
 
-/// Whether two states count as the same. The number of servers does not matter.
+/// Whether two states are the same, except for the number of servers.
 fn is_same(one: &RolloutState, other: &RolloutState) -> bool {
     matches!((one, other), (RolloutState::Complete { .. }, RolloutState::Complete { .. })) || one == other
 }

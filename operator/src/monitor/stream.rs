@@ -23,8 +23,8 @@ use super::{
 };
 use crate::backoff;
 
-/// The time of three heartbeats. A stream on which nothing arrives for this long is opened again, so that a pod does
-/// not become silent if only the packets of one connection are dropped.
+/// The time in which a server sends three heartbeats. A stream on which nothing arrives for this time is opened again,
+/// so that a pod does not count as silent if only the packets of one connection are dropped.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(6);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const MIN_BACKOFF: Duration = Duration::from_millis(100);
@@ -77,7 +77,7 @@ pub(super) fn tcp_connector() -> Connector {
     })
 }
 
-/// Reads the stream, and opens it again whenever it is cut. Never returns: the caller drops this future when
+/// Reads the stream of a pod, and opens it again whenever it is cut. Never returns: the caller drops this future when
 /// `pod.stop` is cancelled.
 pub(super) async fn run(states: &Mutex<PodStates>, connector: &Connector, pod: &PodStream) {
     let mut backoff = backoff::between(MIN_BACKOFF, MAX_BACKOFF);
@@ -123,7 +123,7 @@ async fn read_stream(states: &Mutex<PodStates>, connector: &Connector, pod: &Pod
     }
 }
 
-/// The lines of a response body.
+/// Reads the lines of a response body.
 struct Lines {
     body: Incoming,
     buffer: Vec<u8>,

@@ -32,7 +32,8 @@ struct MockPods {
     stop: CancellationToken,
 }
 
-/// A stream on which a server has begun to respond. Dropping it cuts the stream.
+/// The server's end of a stream on which a mock server has begun to respond. If the value is dropped, the stream is
+/// cut.
 struct MockStream {
     address: SocketAddr,
     lines: mpsc::UnboundedSender<Bytes>,
@@ -152,7 +153,7 @@ impl MockPods {
         self.monitor.finding("shop", "github")
     }
 
-    /// Returns the notifications since the last call.
+    /// Returns the events that the monitor has sent since the last call.
     fn drain_events(&mut self) -> Vec<MonitorEvent> {
         std::iter::from_fn(|| self.events.try_recv().ok()).collect()
     }
@@ -217,12 +218,12 @@ impl MockStream {
     }
 }
 
-/// Lets every task run until it waits.
+/// Lets all tasks run until each of them waits for something.
 async fn settle_tasks() {
     sleep(Duration::from_millis(1)).await;
 }
 
-/// Lets this many seconds pass. Meanwhile only these streams send heartbeats.
+/// Lets this many seconds pass, in which only these streams send heartbeats.
 async fn advance_seconds(seconds: u64, sending: &[&MockStream]) {
     for _ in 0..seconds {
         sending.iter().for_each(|stream| stream.send_heartbeat());
@@ -286,8 +287,8 @@ async fn the_start_and_the_end_of_a_silence_are_each_notified_once() {
 
 #[tokio::test(start_paused = true)]
 async fn the_end_of_a_silence_is_notified_if_the_silent_state_was_read() {
-    // The state is read shortly before or after the pod becomes silent. The end of the silence is notified only if the
-    // result was `Silent`.
+    // The state is read shortly before or shortly after the pod becomes silent. The end of the silence triggers a
+    // reconcile only if the state that was read was `Silent`.
     for after in 14_500..16_500 {
         if after % 50 != 0 {
             continue;
@@ -432,7 +433,7 @@ async fn a_long_line_is_a_sign_of_life_only_while_its_parts_arrive() {
 async fn a_pod_that_completes_no_line_becomes_silent() {
     let (mut mock, mut streams) = MockPods::serving(&[1]).await;
     let mut stream = streams.remove(0);
-    // Unfinished lines, on one stream after another.
+    // The pod sends only unfinished lines, each on a new stream.
     for _ in 0..9 {
         stream.send_part("{\"hello\":");
         sleep(Duration::from_secs(10)).await;
@@ -458,7 +459,7 @@ async fn a_removed_or_terminating_pod_is_not_waited_for() {
     mock.set_pods(&[1], &[2]);
     assert_eq!((mock.rollout(), mock.drain_events()), (complete(1), app_events()));
     assert_eq!(mock.monitor.pod_counts(), (1, 0));
-    // The second pod serves again, and its last report counts.
+    // The second pod is serving again, and its last report counts again.
     mock.set_pods(&[1, 2], &[]);
     assert_eq!((mock.rollout(), mock.drain_events()), (behind(&[2]), app_events()));
 }
@@ -632,12 +633,13 @@ async fn the_worst_reported_state_of_a_webhook_is_used_and_its_change_triggers_a
     settle_tasks().await;
     assert_eq!(mock.drain_events(), [], "the other pod reports a worse state");
 
-    // When a pod leaves, its report does not count any more.
+    // When a pod stops serving, its report does not count any more.
     mock.set_pods(&[1], &[2]);
     let reported = [("crm", WebhookState::ReceiverFails), ("sync", WebhookState::ConsumerBehind)];
     assert_eq!(mock.monitor.webhook_states(&app()), states(&reported));
     assert_eq!(mock.drain_events(), app_events());
-    // A new container knows nothing yet. The status keeps the previous condition, so nothing is reconciled.
+    // A new container has no state of a webhook to report yet. The status keeps the previous condition, so nothing is
+    // reconciled.
     streams[0].send_hello_of(1, FORMAT, &json!({ "shop": revision(1) }));
     settle_tasks().await;
     assert_eq!((mock.monitor.webhook_states(&app()), mock.drain_events()), (states(&[]), vec![]));
@@ -766,10 +768,10 @@ async fn pods_that_start_or_stop_serving_change_the_finding() {
     // If a pod without a report stops serving, the finding does not change.
     mock.set_pods(&[1, 2], &[3]);
     assert_eq!(mock.drain_events(), []);
-    // The pod that cannot reach the provider is removed.
+    // The pod that reported `DiscoveryFailed` is removed.
     mock.set_pods(&[1], &[3]);
     assert_eq!((mock.finding(), mock.drain_events()), (Some(Reason::Reachable), provider_events()));
-    // When no serving pod reports a finding any more, no notification changes the status.
+    // If no serving pod reports a finding any more, no reconcile is triggered, so the status does not change.
     mock.set_pods(&[], &[1]);
     assert_eq!((mock.finding(), mock.drain_events()), (None, vec![]));
 }
@@ -810,7 +812,7 @@ async fn a_container_that_reports_again_on_another_stream_changes_nothing() {
 async fn findings_of_a_container_end_when_the_next_container_has_reported() {
     for sends_a_change in [false, true] {
         let (mut mock, _first, next) = one_pod_says_hello_again().await;
-        // The new container has checked no provider yet, so its first line after the hello is not a finding.
+        // A new container that has checked no provider yet sends no finding after its hello, but another line.
         if sends_a_change {
             next.send_change(revision(1))
         } else {

@@ -5,7 +5,7 @@ use latchkey_crds::{
     provider::ProviderStatus,
 };
 
-/// A finding of the servers.
+/// The result of the servers' check of a Provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Finding {
     Reachable,

@@ -1,4 +1,5 @@
-//! Reconciles one Provider: resolve, validate, status. Its settings are rendered with each App that references it.
+//! Reconciles one Provider: resolves its references, validates it, and writes its status. Its settings are rendered
+//! with each App that references it.
 
 use std::{sync::Arc, time::Duration};
 

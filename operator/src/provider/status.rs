@@ -64,7 +64,8 @@ fn reachable(
         |message| DesiredCondition::new(ConditionType::Reachable, ConditionStatus::Unknown, Reason::Pending, message);
     match validated {
         Ok(ValidatedProvider { field_error: None, .. }) => {
-            // Servers that have just started have not checked yet: the previous finding remains.
+            // Servers that have just started have not checked the Provider yet, so the status keeps the previous
+            // finding.
             let finding = finding.and_then(Finding::from_reason).or_else(|| Finding::reported(old));
             finding.map_or_else(|| unknown("no server has checked it yet"), Finding::condition)
         }

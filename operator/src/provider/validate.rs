@@ -28,7 +28,7 @@ pub(crate) struct ValidatedProvider {
     pub(crate) settings: ProviderSettings,
     /// The default of `linkByEmail` for this Provider ([`ProviderClient::links_by_email_by_default`]).
     pub(crate) links_by_email: bool,
-    /// Why the secret cannot be used; `None` if it can.
+    /// Why the secret cannot be used. `None`: it can be used.
     pub(crate) field_error: Option<FieldError>,
 }
 

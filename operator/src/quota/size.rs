@@ -8,10 +8,10 @@ use serde::Deserialize;
 pub(crate) struct DocumentSize {
     /// The bytes of everything except the clients.
     pub(super) without_clients: u64,
-    /// The bytes of the keys, which grow by rotation although the author of the App changes nothing.
+    /// The bytes of the keys. Rotations make the keys grow, even if nobody edits the App.
     pub(super) keys: u64,
-    /// The bytes of the clients. They have a quota of their own, which is as large as the quota of the other bytes. So
-    /// clients never prevent the publication of an App.
+    /// The bytes of the clients. Clients have a quota of their own, which is as large as the quota of the other bytes.
+    /// So clients never prevent the publication of an App.
     pub(super) clients: u64,
 }
 

@@ -85,7 +85,7 @@ fn documents_have_at_most_the_quota_of_bytes_together() {
     assert_eq!(document(601), Err(QuotaExceeded::Bytes(1000)));
     assert_eq!(document(600), Ok(()));
     assert_eq!(document(500), Ok(()));
-    // A smaller document makes no room before it is published.
+    // If a document becomes smaller, its room is free only after the smaller document is published.
     assert_eq!(
         quotas.admit_document(&secret("b"), "shop", size(401, 10)).unwrap_err().exceeded,
         QuotaExceeded::Bytes(1000)
@@ -113,7 +113,8 @@ fn rotated_keys_are_never_delayed_but_are_counted() {
     assert!(quotas.admit_document(&secret("a"), "shop", size(1300, 310)).is_ok());
     quotas.record_document(&secret("a"), Some(("shop", size(1300, 310))));
     assert_eq!(admit(&quotas, "shop", "b", 1), Err(QuotaExceeded::Bytes(1000)));
-    // Without its keys, this document is smaller than the published one. Only its keys are larger.
+    // The document is larger than the published one only because of its keys, so it is admitted. In the second
+    // assertion, the rest of the document is larger.
     assert!(quotas.admit_document(&secret("a"), "shop", size(1400, 500)).is_ok());
     assert!(quotas.admit_document(&secret("a"), "shop", size(1301, 310)).is_err());
 }

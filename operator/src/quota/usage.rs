@@ -8,7 +8,8 @@ use latchkey_crds::types::AppId;
 use super::size::DocumentSize;
 use crate::app::keys::secret::AppIdOwner;
 
-/// What a namespace uses, or what an App needs beyond what is already counted for it.
+/// A number of appIDs and a number of bytes: what a namespace uses, or what an App needs in addition to what is already
+/// counted for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Amount {
     pub(crate) apps: u32,
@@ -24,7 +25,7 @@ pub(super) struct Namespaces {
     pub(super) usage: HashMap<String, Amount>,
     /// The bytes of the clients in the documents of a namespace.
     pub(super) client_bytes: HashMap<String, u64>,
-    /// Apps without room, by namespace and name.
+    /// The Apps that wait for room in a quota, by namespace and name.
     pub(super) waiting: HashMap<String, HashMap<String, WaitingApp>>,
 }
 
@@ -73,7 +74,8 @@ impl Namespaces {
         self.usage.get(namespace).copied().unwrap_or_default()
     }
 
-    /// Returns the usage of the namespace, without the bytes that are only reserved for this document.
+    /// Returns the usage of the namespace, without the bytes that are reserved but not published for the document in
+    /// this Secret.
     pub(super) fn used_without(&self, secret: &str, namespace: &str) -> Amount {
         let mut used = self.used(namespace);
         if let Some(document) = self.document(secret, namespace) {
@@ -83,7 +85,7 @@ impl Namespaces {
         used
     }
 
-    /// Returns how many bytes a document needs beyond the published one.
+    /// Returns how many more bytes a document needs than the published document in this Secret.
     pub(super) fn growth(&self, secret: &str, namespace: &str, size: DocumentSize) -> u64 {
         size.growth(self.document(secret, namespace).and_then(|document| document.published))
     }

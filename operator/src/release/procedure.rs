@@ -31,7 +31,7 @@ use crate::{
 
 /// How often a waiting release checks that its document is still published.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// How long the servers have to respond.
+/// The maximum wait for the servers' response to the document of a release.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The outcome of a check of an appID.
@@ -92,7 +92,7 @@ impl<'a> Release<'a> {
         Self { context, id, owner, key_secrets }
     }
 
-    /// Asks the servers whether the App has users: publishes its document with the state `Released`.
+    /// Asks the servers whether the App has users, by publishing the document of the App with the state `Released`.
     async fn publish_released(
         &self,
         guard: &ReleaseGuard<'_>,
@@ -139,7 +139,8 @@ impl<'a> Release<'a> {
         let published = context.objects.published.get(&secret);
         let Some(own_document) = published.filter(|published| published.revision.as_ref() == Some(&release.revision))
         else {
-            // An App with this appID was published instead, or somebody deleted the document.
+            // The document of an App with this appID was published instead, or somebody deleted the document of the
+            // release.
             return Ok(ReleaseOutcome::Done);
         };
         if self.is_claimed() {

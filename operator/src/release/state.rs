@@ -23,11 +23,11 @@ pub(crate) struct Releases {
     /// For each App with deleted users: the revision of the document that demands the deletion, and since when the
     /// deletion is known to be complete.
     deleted: Mutex<HashMap<AppId, (Revision, Instant)>>,
-    /// The retries that are scheduled.
+    /// The checks of appIDs that are scheduled for later, as retries.
     scheduled: Mutex<HashSet<(AppId, Retry)>>,
 }
 
-/// When an appID is checked again without an event.
+/// How soon an appID is checked again without an event.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Retry {
     Soon,
@@ -76,8 +76,8 @@ impl Releases {
         (!left.is_zero()).then_some(left)
     }
 
-    /// Forgets when the users of an App were deleted: there are users again, or nothing waits for the deletion any
-    /// more.
+    /// Drops the record of when the users of an App were deleted. Called if there can be users again, or if nothing
+    /// waits for the end of requests any more.
     pub(crate) fn forget_deletion(&self, id: &AppId) {
         self.deleted.lock().remove(id);
     }

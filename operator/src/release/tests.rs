@@ -57,7 +57,7 @@ fn keys() -> Value {
 }
 
 /// Runs the release of the appID `shop`, whose key Secret names the App `shop/store`. The script must contain every
-/// call.
+/// call that the release sends to the API server.
 async fn run_release(script: &MockApi, stored: Option<Value>) -> ReleaseOutcome {
     let (context, mut apps) = context(script.client());
     apps.apply_watcher_event(&Event::Init);
@@ -121,7 +121,8 @@ async fn the_keys_stay_until_every_request_of_the_deleted_app_has_ended() {
         (release.wait_for_requests(&revision).await, began.elapsed())
     };
     assert_eq!(wait().await, (true, Duration::from_secs(120)));
-    // The wait ends as soon as an App is published under this appID, even if that App is deleted again.
+    // The wait ends as soon as the document of an App with this appID is published, even if that document is deleted
+    // again.
     let publish_again = async {
         sleep(Duration::from_secs(7)).await;
         context.objects.published.record_write(&secret, published(b"served", "2"));

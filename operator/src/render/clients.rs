@@ -28,8 +28,8 @@ use crate::{
     },
 };
 
-/// What is needed to render the Clients of an App in one run of `render`.
-pub(super) struct ClientRun<'a> {
+/// Renders the Clients of Apps in one run of `latchkey-operator render`.
+pub(super) struct ClientRenderer<'a> {
     pub(super) args: &'a RenderArgs,
     pub(super) manifests: &'a Manifests,
     pub(super) now: OffsetDateTime,
@@ -46,7 +46,8 @@ enum SecretError {
     NotGenerated(#[from] KeyGenerationError),
 }
 
-/// A candidate with its manifest. `manifest` is `None` if only the served document has the Client.
+/// A Client about which the selection decides, with its manifest. `manifest` is `None` if the Client is only in the
+/// served document.
 struct Considered<'a> {
     manifest: Option<&'a ClientManifest>,
     candidate: Candidate,
@@ -78,13 +79,14 @@ pub(super) fn report_left_out(clients: &[RenderedClient], manifests: &Manifests,
     }
 }
 
-/// Whether a client of the last document ends although its App is not accepted: its manifest is gone, or names another
-/// App, or the App has no pages or grants its namespace no Clients any more. `app` is `None` if the App cannot be read.
+/// For a client in the last document of an App that is not accepted: whether the client must not be served any more.
+/// This is the case if the client's manifest is gone or names another App, or if the App has no pages or accepts no
+/// Clients of the client's namespace any more. `app` is `None` if the App cannot be read.
 pub(super) fn has_ended(client: &RenderedClient, app: Option<&App>, manifests: &Manifests) -> bool {
     let is_of_client =
         |manifest: &&ClientManifest| manifest.namespace == client.namespace && manifest.name == client.name;
     let Some(manifest) = manifests.clients.iter().find(is_of_client) else {
-        // A file that cannot be read may have the manifest.
+        // The manifest may be in a file that cannot be read.
         return !manifests.incomplete;
     };
     let Some(app) = app else { return false };
@@ -105,10 +107,10 @@ fn rejected_client(manifest: &ClientManifest, error: &FieldError) -> RejectedMan
     }
 }
 
-// === impl ClientRun ===
+// === impl ClientRenderer ===
 
-impl ClientRun<'_> {
-    /// Returns the clients of an App, and writes the secrets that they need. `last` returns those of the served
+impl ClientRenderer<'_> {
+    /// Returns the clients of an App, and writes the secrets that they need. `last` returns the clients of the served
     /// document.
     pub(super) fn clients_of(
         &self,
@@ -206,7 +208,7 @@ impl ClientRun<'_> {
         Ok(advance(stored.as_ref(), &desired, self.now, generate_secret)?)
     }
 
-    /// Stores the next secret of a Client if it is served.
+    /// Stores the next secret of a Client if the Client is served.
     fn store_secret(
         &self,
         candidate: &Candidate,
@@ -222,10 +224,11 @@ impl ClientRun<'_> {
     }
 }
 
-/// Adds the Clients that only the served document has. Their manifests may be in a file that cannot be read.
+/// Adds the Clients that are in the served document but in no manifest that was read. Their manifests may be in a file
+/// that cannot be read.
 fn add_unknown(considered: &mut Vec<Considered<'_>>, last: &[RenderedClient]) {
     let is_known = |client: &RenderedClient| considered.iter().any(|one| one.candidate.uid == client.uid);
-    let unknown: Vec<_> = last.iter().filter(|client| !is_known(client)).map(Considered::of_last).collect();
+    let unknown: Vec<_> = last.iter().filter(|client| !is_known(client)).map(Considered::only_served).collect();
     considered.extend(unknown);
 }
 
@@ -239,8 +242,8 @@ fn default_id(client: &Client) -> ClientId {
 // === impl Considered ===
 
 impl Considered<'_> {
-    /// A Client that only the served document has.
-    fn of_last(last: &RenderedClient) -> Self {
+    /// A Client that is only in the served document.
+    fn only_served(last: &RenderedClient) -> Self {
         let candidate = Candidate {
             namespace: last.namespace.clone(),
             name: last.name.clone(),

@@ -26,7 +26,8 @@ const KEYS_PREFIX: &str = "latchkey-keys-";
 /// The prefix of the names of files with the secrets of Clients.
 const CLIENT_SECRET_PREFIX: &str = "latchkey-client-";
 
-/// Why a key file cannot be used. Never reveals its contents.
+/// Why a file with keys or with the secret of a Client cannot be used. The message never reveals the contents of the
+/// file.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum KeyFileError {
     #[error("cannot be read or written: {0}")]
@@ -82,7 +83,8 @@ pub(crate) fn read_document(folder: &Path, app_id: &AppId) -> Option<RenderedApp
     (document.app_id == *app_id).then_some(document)
 }
 
-/// Removes the documents of all Apps except `owned`, and returns the appIDs of the removed documents. Other files stay.
+/// Removes the documents of all appIDs except `owned`, and returns the appIDs of the removed documents. Other files
+/// stay.
 pub(crate) fn remove_others(folder: &Path, owned: &BTreeSet<AppId>) -> io::Result<Vec<AppId>> {
     let mut removed = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -137,12 +139,13 @@ pub(crate) fn store_first_keys(folder: &Path, keys: KeyDocument) -> Result<KeyDo
     }
 }
 
-/// Replaces the key file with keys that were read and then changed.
+/// Replaces the key file of an App. Called with keys that were read and then changed.
 pub(crate) fn replace_keys(folder: &Path, keys: &KeyDocument) -> Result<(), KeyFileError> {
     replace(&keys_path(folder, &keys.app_id), &to_json(keys)).map_err(KeyFileError::Io)
 }
 
-/// Returns the files with keys and with the secrets of Clients. Returns none if the folder cannot be read.
+/// Returns the paths of the files with keys and with the secrets of Clients. Returns an empty list if the folder cannot
+/// be read.
 fn secret_files(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries.map(|entry| entry.path()).filter(|path| has_prefix(path, KEYS_PREFIX) || is_client_secret(path)).collect()
@@ -178,7 +181,7 @@ fn client_secret_path(folder: &Path, client: &ClientId) -> PathBuf {
     folder.join(format!("{CLIENT_SECRET_PREFIX}{client}.json"))
 }
 
-/// The file with the secret of a Client. Its keys are those of the Secret in a cluster.
+/// The file with the secret of a Client. It has the same keys as the Secret of the Client in a cluster.
 #[derive(Serialize, Deserialize)]
 struct ClientSecretFile {
     #[serde(flatten)]

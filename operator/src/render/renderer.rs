@@ -22,7 +22,7 @@ use crate::{
     manifests::{AppManifest, Manifests, ParseCache, RejectedManifest, Schemas},
     panics::catch,
     render::{
-        clients::{ClientRun, has_ended, report_clients_without_app, report_left_out},
+        clients::{ClientRenderer, has_ended, report_clients_without_app, report_left_out},
         files::{self, KeyFileError},
     },
     run_cache::RunCache,
@@ -41,7 +41,7 @@ pub(crate) struct Renderer {
     /// rendered again.
     validated: RunCache<AppFacts, Result<ValidatedApp, Rejection>>,
     rendered: RunCache<(ValidatedApp, KeyDocument), Result<Rendered, TooLarge>>,
-    /// Called before each validation. Tests panic in it.
+    /// Called before each validation. Tests set a function that panics.
     #[cfg(test)]
     before_validate: fn(&AppFacts),
 }
@@ -49,14 +49,14 @@ pub(crate) struct Renderer {
 /// The outcome of a run, as lines to print.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct RenderSummary {
-    /// Each App that is served, and each that was removed.
+    /// One line for each App that is served, and for each App that was removed.
     pub(crate) apps: Vec<String>,
-    /// Each rejected file, document, object or field, with the reason.
+    /// One line for each rejected file, document, object or field, with the reason.
     pub(crate) rejected: Vec<String>,
     /// References to objects that do not exist. These objects may be defined elsewhere, so such a reference is not an
     /// error.
     pub(crate) unresolved: Vec<String>,
-    /// When the first previous client secret ends, so that the documents must be rendered again.
+    /// The earliest time at which a previous client secret expires, so that the documents must be rendered again.
     pub(crate) next_due: Option<OffsetDateTime>,
 }
 
@@ -73,7 +73,7 @@ impl RenderSummary {
 
 // === impl Renderer ===
 
-/// `--check` needs no real base URL.
+/// The base URL if the command runs with `--check` and without `--base-url`.
 const PLACEHOLDER_BASE_URL: &str = "https://check.invalid";
 
 impl Renderer {
@@ -106,7 +106,8 @@ impl Renderer {
         })
     }
 
-    /// Renders every App once. Fails if a folder cannot be used. If the folder of the manifests cannot be read, no
+    /// Renders every App once. Fails if the folder of the manifests cannot be read, or if a document cannot be written
+    /// or removed. If keys cannot be read or written, only their App is rejected. If a manifest cannot be read, no
     /// document is removed.
     pub(crate) fn run(&self, now: OffsetDateTime) -> anyhow::Result<RenderSummary> {
         self.parse_cache.begin();
@@ -130,7 +131,8 @@ impl Renderer {
                 Some(app_id) if !owned.insert(app_id.clone()) => Ownership::Taken,
                 Some(_) | None => Ownership::Ours,
             };
-            // The first App by file name and position gets a host.
+            // If several Apps want the same host for their pages, the first by file name and position in the file gets
+            // it.
             let host = manifest.app.as_ref().and_then(|app| app.spec.pages.enabled_host());
             let holds_pages_host =
                 ownership == Ownership::Ours && host.is_some_and(|host| pages_hosts.insert(host.clone()));
@@ -171,7 +173,7 @@ impl Renderer {
         // The reason was already reported when the manifest was read.
         let Some(app) = &manifest.app else { return self.remove_ended_clients(manifest, manifests, summary) };
         let facts = resolve(app.clone(), ownership, holds_pages_host, manifests);
-        let clients = ClientRun { args: &self.args, manifests, now };
+        let clients = ClientRenderer { args: &self.args, manifests, now };
         let validated = self.validated.get_or_compute(&manifest.object, facts, |facts| {
             #[cfg(test)]
             (self.before_validate)(facts);
@@ -220,7 +222,7 @@ impl Renderer {
         Ok(())
     }
 
-    /// Rewrites the last document of an App that is not accepted, without the clients that have ended since then.
+    /// Rewrites the last document of an App that is not accepted, without the clients that must not be served any more.
     fn remove_ended_clients(
         &self,
         manifest: &AppManifest,
@@ -231,7 +233,7 @@ impl Renderer {
             return Ok(());
         };
         let Some(mut document) = files::read_document(to, app_id) else { return Ok(()) };
-        // The document may be that of another App, which had the appID before.
+        // The document may belong to another App, which had this appID before.
         let object = format!("App {}/{}", document.namespace, document.name);
         let before = document.clients.len();
         document.clients.retain(|client| !has_ended(client, manifest.app.as_ref(), manifests));

@@ -20,10 +20,10 @@ use crate::render::{files::is_client_secret, renderer::Renderer};
 
 /// The wait between an event and the check of the folder, so that several writes of an editor count as one change.
 const DEBOUNCE: Duration = Duration::from_millis(100);
-/// How often the folder is checked without an event: network file systems send none.
+/// How often the folder is checked without an event, because network file systems send no events.
 const POLL: Duration = Duration::from_secs(1);
 
-/// What shows that a file has changed: its length and the time of the last write.
+/// For each file, what shows that the file has changed: its length and the time of the last write.
 type FileStamps = BTreeMap<PathBuf, (u64, Option<SystemTime>)>;
 
 pub(crate) fn run(renderer: &Renderer, now: fn() -> OffsetDateTime) -> anyhow::Result<()> {
@@ -49,7 +49,7 @@ async fn watch(renderer: &Renderer, now: fn() -> OffsetDateTime) -> anyhow::Resu
     }
 
     let mut rendered_stamps = stamps_of_input(renderer);
-    // The folder must exist at the start; later it can disappear and come back.
+    // The folder must exist at the start. Later, it can be missing for a while.
     let summary = renderer.run(now())?;
     summary.print();
     let mut next_due = summary.next_due;
@@ -58,7 +58,7 @@ async fn watch(renderer: &Renderer, now: fn() -> OffsetDateTime) -> anyhow::Resu
         tokio::select! {
             _ = interrupted.recv() => return Ok(()),
             _ = terminated.recv() => return Ok(()),
-            // After a timeout, the folder is checked without an event.
+            // After the timeout, the folder is checked, too, although there was no event.
             _ = timeout(POLL, wait_for_event(&mut events)) => {}
         }
         let stamps = stamps_of_input(renderer);
@@ -83,7 +83,7 @@ async fn watch(renderer: &Renderer, now: fn() -> OffsetDateTime) -> anyhow::Resu
     }
 }
 
-/// Returns the stamps of the manifests, and those of the secrets of Clients, which people can also edit. A run that
+/// Returns the stamps of the manifests and of the files with secrets of Clients, which people can also edit. A run that
 /// writes such a secret causes one more run, which writes nothing.
 fn stamps_of_input(renderer: &Renderer) -> (Option<FileStamps>, FileStamps) {
     let keys = renderer.args.keys.as_deref().and_then(|keys| file_stamps(keys).ok());
@@ -158,7 +158,7 @@ mod tests {
         }
     }
 
-    /// Waits until the condition is true, at most as long as a change can take to be live.
+    /// Waits until the condition is true, but at most for the time in which a change must take effect.
     async fn wait_until(mut condition: impl FnMut() -> bool) {
         let wait = async {
             while !condition() {

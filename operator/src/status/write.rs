@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::{context::Context, error::Error};
 
-/// Writes the status of an App or a Provider, and remembers it until the watch reports it.
+/// Writes the status of an App or a Provider, and stores it in the context until the watch reports the write.
 pub(crate) async fn write_status<K, S>(context: &Context, object: &K, status: &S) -> Result<(), Error>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
@@ -34,7 +34,7 @@ where
 {
     let resource = ApiResource::erase::<K>(&());
     let namespace = object.namespace().unwrap_or_default();
-    // A dynamic object, because an object that cannot be decoded needs a status too.
+    // Uses a dynamic object, because an object that cannot be decoded needs a status, too.
     let api: Api<DynamicObject> = Api::namespaced_with(context.client.clone(), &namespace, &resource);
     let body = json!({
         "apiVersion": resource.api_version,

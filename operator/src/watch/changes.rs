@@ -37,7 +37,7 @@ pub(super) enum WatchEvent<K> {
     Deleted {
         namespace: String,
         name: String,
-        /// The version of the deletion; `None` if a new list revealed it.
+        /// The resourceVersion of the deletion. `None`: a new list revealed the deletion.
         version: Option<u64>,
     },
     /// Every watch has reported its first complete list.
@@ -50,7 +50,7 @@ type ObjectKey = (String, String);
 /// What one watch has reported.
 #[derive(Default)]
 struct WatchedObjects {
-    /// For each object, a hash of its uid and version.
+    /// For each object, a hash of its uid and its resourceVersion.
     versions: HashMap<ObjectKey, u64>,
     hasher: RandomState,
     /// The objects of the list that is being read.
@@ -107,8 +107,8 @@ pub(super) async fn follow_watches<K>(
     }
 }
 
-/// Parses a version to compare it: a newer version of an object is greater. A version that is not a number counts as
-/// older than all others.
+/// Parses a resourceVersion as a number, so that it can be compared: a newer version of an object is greater. A version
+/// that is not a number counts as older than all others.
 pub(super) fn parse_version(resource_version: &str) -> u64 {
     resource_version.parse().unwrap_or(0)
 }

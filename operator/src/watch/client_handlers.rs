@@ -39,7 +39,7 @@ impl Handlers {
                 // A change of only the status is no reason to reconcile, because the operator writes the status itself.
                 (Some(before), Some(now)) if before.is_same_except_status(now) => {}
                 (before, now) => {
-                    // The App can differ between the two versions if the Client was deleted and created again.
+                    // The two versions can name different Apps, if the Client was deleted and created again.
                     let is_deletion = now.is_none_or(|client| client.meta().deletion_timestamp.is_some());
                     if before.is_some() && is_deletion {
                         queue.push_client_deletion(name.clone(), app_before);
@@ -76,8 +76,8 @@ impl Handlers {
                     return;
                 }
             };
-            // At the start everything is reconciled anyway. After a write of the operator itself, there is nothing to
-            // do.
+            // Before the watches are synced, nothing is queued, because everything is reconciled afterwards. After a
+            // write of the operator itself, there is nothing to do.
             if synced && has_changed {
                 queue.enqueue_for_secret(&objects, name.namespace(), name.name());
             }
@@ -98,7 +98,8 @@ impl Handlers {
                 }
             };
             if objects.namespaces.record(&name, labels) && synced {
-                // The Apps do not wait behind other changes of Clients: a grant may have been withdrawn.
+                // The Apps are queued directly, and do not wait for other changes of Clients, because the Apps may now
+                // have to remove the Clients of this namespace.
                 queue.enqueue_apps_of_clients_with(&objects, ClientReference::GrantedNamespace(&name));
                 queue.push_changes_of_clients_with(&objects, ClientReference::GrantedNamespace(&name));
             }

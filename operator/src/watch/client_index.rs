@@ -43,9 +43,9 @@ pub(crate) enum ClientReference<'a> {
 #[derive(Default)]
 pub(crate) struct ClientIndex {
     hasher: RandomState,
-    /// The entries of one Client share its name.
+    /// Pairs of the hash of a reference and the name of a Client. All pairs of one Client share its name in memory.
     entries: Mutex<BTreeSet<(u64, Arc<NamespacedName>)>>,
-    /// What is known of the Clients that cannot be decoded. Their Apps still serve them as they were accepted last.
+    /// What is known of the Clients that cannot be decoded. They are still served as they were accepted last.
     undecodable: Mutex<HashMap<NamespacedName, Undecodable>>,
 }
 
@@ -112,7 +112,7 @@ impl ClientIndex {
         self.reindex(client, &ClientReferences::default(), &known.references);
     }
 
-    /// Returns the references of a Client. Returns none for a Client that cannot be decoded.
+    /// Returns the references of a Client. The result is empty for a Client that cannot be decoded.
     fn references_of(&self, client: &WatchedClient) -> ClientReferences {
         let Some(client) = client.decoded() else { return ClientReferences::default() };
         let namespace = client.namespace().unwrap_or_default();
@@ -169,7 +169,7 @@ mod tests {
         serde_json::from_value::<DeserializeGuard<Client>>(client).unwrap().into()
     }
 
-    fn web(app_namespace: Option<&str>, fields: &Value) -> Value {
+    fn web_client_spec(app_namespace: Option<&str>, fields: &Value) -> Value {
         let mut web = json!({ "redirectURLs": ["https://grafana.example.com/login"] });
         web.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
         json!({ "appRef": { "name": "platform", "namespace": app_namespace }, "web": web })
@@ -182,13 +182,13 @@ mod tests {
     #[test]
     fn a_client_is_found_by_each_of_its_current_references() {
         let index = ClientIndex::default();
-        let created = client("grafana", &web(Some("identity"), &json!({})));
+        let created = client("grafana", &web_client_spec(Some("identity"), &json!({})));
         let own = json!({
             "secretRef": { "name": "own", "key": "secret" }, "previousSecretRef": { "name": "former", "key": "secret" },
         });
-        let own = client("argo", &web(None, &own));
+        let own = client("argo", &web_client_spec(None, &own));
         let keys = json!({ "authentication": "PrivateKeyJWT", "jwksRef": { "name": "keys", "key": "jwks.json" } });
-        let keys = client("batch", &web(None, &keys));
+        let keys = client("batch", &web_client_spec(None, &keys));
         for (name, client) in [("grafana", &created), ("argo", &own), ("batch", &keys)] {
             index.update(&NamespacedName::new("monitoring", name), None, Some(client));
         }
@@ -207,7 +207,7 @@ mod tests {
         assert_eq!(found(&index, secret("keys")), [""; 0], "a ConfigMap is not a Secret");
 
         let renamed = json!({ "secret": { "name": "login" } });
-        let renamed = client("grafana", &web(Some("identity"), &renamed));
+        let renamed = client("grafana", &web_client_spec(Some("identity"), &renamed));
         let grafana = NamespacedName::new("monitoring", "grafana");
         index.update(&grafana, Some(&created), Some(&renamed));
         assert_eq!(found(&index, secret("grafana-oidc")), [""; 0]);
@@ -221,7 +221,7 @@ mod tests {
         let index = ClientIndex::default();
         let name = NamespacedName::new("monitoring", "grafana");
         let of_app = || found(&index, ClientReference::App { namespace: "identity", name: "platform" });
-        let good = client("grafana", &web(Some("identity"), &json!({})));
+        let good = client("grafana", &web_client_spec(Some("identity"), &json!({})));
         let broken = client("grafana", &json!({ "appRef": 7 }));
         assert!(broken.decoded().is_none());
         index.update(&name, None, Some(&broken));

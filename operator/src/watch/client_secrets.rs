@@ -51,16 +51,17 @@ pub(crate) struct ClientSecretState {
     version: u64,
     /// A hash of the uid of the Client that is the controller of the Secret.
     owner: Option<u64>,
-    /// The hash of `client-secret`, or `None` if it is missing or cannot be a client secret.
+    /// The hash of the value of the key `client-secret`, or `None` if the value is missing or cannot be a client
+    /// secret.
     value: Option<SecretHash>,
     previous: Option<PreviousHash>,
-    /// A hash of `issuer` and `client-id`.
+    /// A hash of the values of the keys `issuer` and `client-id`.
     identity: u64,
     /// A hash of the rotation request that the operator has fulfilled.
     rotated: Option<u64>,
 }
 
-/// A replaced value that still works.
+/// The hash of the previous client secret, which was replaced by a rotation but still works until `ends`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PreviousHash {
     sha256: SecretHash,
@@ -95,7 +96,8 @@ impl ClientSecrets {
         let is_known_as_newer = match known.secrets.get(name) {
             Some(KnownSecret::OfType(before)) => before.version >= state.version,
             Some(KnownSecret::Foreign) => false,
-            // The watch may have reported the deletion of this Secret.
+            // If the watch has reported a newer version of some Secret, it may already have reported the deletion of
+            // this Secret.
             None => known.newest_version > state.version,
         };
         if is_known_as_newer {
@@ -110,7 +112,7 @@ impl ClientSecrets {
         self.0.lock().secrets.insert(name.clone(), KnownSecret::Foreign) != Some(KnownSecret::Foreign)
     }
 
-    /// Forgets a Secret of another type, which was deleted.
+    /// Drops the record of a Secret of another type, because the Secret was deleted.
     pub(super) fn forget_foreign(&self, name: &NamespacedName) {
         let mut known = self.0.lock();
         if known.secrets.get(name) == Some(&KnownSecret::Foreign) {
@@ -170,7 +172,8 @@ impl ClientSecretState {
         request.is_none_or(|request| self.rotated == Some(digest(digest_if_long(request).as_str())))
     }
 
-    /// Returns the hashes of the values that work at this time, or `None` if there is no valid value.
+    /// Returns the hashes of the client secrets that work at the time `now`, or `None` if there is no valid client
+    /// secret.
     pub(crate) fn hashes_at(&self, now: OffsetDateTime) -> Option<SecretHashes> {
         let previous = self.previous.filter(|previous| previous.ends > now).map(|previous| PreviousSecret {
             sha256: STANDARD.encode(previous.sha256),
@@ -179,7 +182,7 @@ impl ClientSecretState {
         Some(SecretHashes { current: STANDARD.encode(self.value?), previous })
     }
 
-    /// Returns when the previous value ends, if it works at this time.
+    /// Returns when the previous client secret expires, or `None` if no previous client secret works at the time `now`.
     pub(crate) fn next_due(&self, now: OffsetDateTime) -> Option<OffsetDateTime> {
         self.previous.map(|previous| previous.ends).filter(|ends| *ends > now)
     }

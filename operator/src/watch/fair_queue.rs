@@ -18,7 +18,8 @@ pub(crate) struct ClientChange {
     pub(crate) app: NamespacedName,
 }
 
-/// The changes that wait. Equal changes wait only once, so there are at most as many as Clients.
+/// The changes that wait to be handled. Equal changes wait only once, so there are at most as many as there are
+/// Clients.
 #[derive(Default)]
 pub(crate) struct FairQueue {
     waiting: Mutex<Waiting>,
@@ -34,10 +35,11 @@ struct Waiting {
     all: HashMap<Arc<ClientChange>, bool>,
 }
 
-/// The waiting changes of one namespace. A change that became a deletion is in both lists, and counts once.
+/// The waiting changes of one namespace. If a change waits and the Client is then deleted, the change is in both lists,
+/// but is handled only once.
 #[derive(Default)]
 struct NamespaceChanges {
-    /// Deletions have priority, so that many other changes do not keep a deleted Client served.
+    /// Deletions have priority, so that a deleted Client does not stay served while many other changes are handled.
     deletions: VecDeque<Arc<ClientChange>>,
     others: VecDeque<Arc<ClientChange>>,
 }

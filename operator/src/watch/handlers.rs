@@ -60,7 +60,8 @@ impl Handlers {
             if let Some(host) = host_before.filter(|host| host_now.as_ref() != Some(host)) {
                 queue.enqueue_apps_with_pages_host(&objects, &host);
             }
-            // Called if the App is deleted or claims another appID: queues its documents and its previous appID.
+            // Called if the App is deleted or claims another appID. Queues checks whether its documents and its
+            // previous appID are still needed.
             let enqueue_abandoned = |namespace: &str, name: &str| {
                 for secret in objects.published.of_app(namespace, name) {
                     queue.enqueue_orphan(secret);
@@ -137,14 +138,15 @@ impl Handlers {
                 let owner_before = objects.quotas.owner(&id);
                 let owner = key_secret::owner_of(&secret.metadata);
                 objects.quotas.record_keys(&id, owner.clone());
-                // At the start everything is reconciled anyway.
+                // Before the watches are synced, nothing is queued, because everything is reconciled afterwards.
                 if !synced {
                     return;
                 }
                 if !objects.is_reconciled(&id, &secret.resource_version().unwrap_or_default()) {
                     queue.enqueue_apps_with_id(&objects, &id);
                 }
-                // If the appID no longer belongs to its previous namespace, that namespace has room for a waiting App.
+                // If the appID no longer belongs to its previous namespace, the quota of that namespace has room for a
+                // waiting App.
                 if let Some(before) =
                     owner_before.filter(|before| owner.is_none_or(|owner| owner.namespace != before.namespace))
                 {
@@ -214,7 +216,7 @@ impl Handlers {
         let Self { objects, queue, health } = self;
         let mut synced = false;
         follow_watches(WatchName::Secrets, watches, health, |event| match &event {
-            // At the start everything is reconciled anyway.
+            // Before the watches are synced, nothing is queued, because everything is reconciled afterwards.
             WatchEvent::Applied(_) if !synced => {}
             WatchEvent::Applied(secret) => {
                 queue.enqueue_for_secret(&objects, &secret.namespace().unwrap_or_default(), &secret.name_any());
@@ -232,7 +234,7 @@ impl Handlers {
         let Self { objects, queue, health } = self;
         let mut synced = false;
         follow_watches(WatchName::ConfigMaps, watches, health, |event| match &event {
-            // At the start everything is reconciled anyway.
+            // Before the watches are synced, nothing is queued, because everything is reconciled afterwards.
             WatchEvent::Applied(_) if !synced => {}
             WatchEvent::Applied(map) => {
                 queue.enqueue_for_config_map(&objects, &map.namespace().unwrap_or_default(), &map.name_any());
@@ -246,7 +248,7 @@ impl Handlers {
     }
 }
 
-/// Returns the appID of the keys in a Secret with this name.
+/// Returns the appID in the name of a key Secret, or `None` if no key Secret has this name.
 fn app_id_of_key_secret(secret: &str) -> Option<AppId> {
     secret.strip_prefix(KEYS_PREFIX)?.parse().ok()
 }

@@ -31,7 +31,7 @@ pub(crate) enum Reference {
     Provider(NamespacedName),
     Secret(NamespacedName),
     ConfigMap(NamespacedName),
-    /// The own host of the App's pages.
+    /// The App's own host for its pages.
     PagesHost(HostName),
 }
 
@@ -74,7 +74,8 @@ pub(crate) fn app_name(client: &Client) -> NamespacedName {
     NamespacedName::new(client.app_namespace(), &client.spec.app_ref.name)
 }
 
-/// Returns the references of an App, each with the App's own name. Returns none for an App that cannot be decoded.
+/// Returns the references of an App, each with the App's own name. The result is empty for an App that cannot be
+/// decoded.
 pub(super) fn references_of_app(app: &DeserializeGuard<App>) -> BTreeSet<(Reference, NamespacedName)> {
     let Ok(app) = &app.0 else { return BTreeSet::new() };
     let namespace = app.namespace().unwrap_or_default();

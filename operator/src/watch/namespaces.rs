@@ -10,14 +10,14 @@ use crate::client::select::{NamespaceLabels, implied_labels};
 /// namespace has only the label with its name.
 #[derive(Default)]
 pub(crate) struct Namespaces {
-    /// `None`: Namespaces are not watched.
+    /// The labels by namespace. `None`: Namespaces are not watched.
     labels: Option<Mutex<HashMap<String, BTreeMap<String, String>>>>,
 }
 
 // === impl Namespaces ===
 
 impl Namespaces {
-    /// Returns an empty set that a watch fills.
+    /// Returns a value without any namespaces, which a watch then fills.
     pub(super) fn watched() -> Self {
         Self { labels: Some(Mutex::default()) }
     }
@@ -38,7 +38,8 @@ impl Namespaces {
 }
 
 impl NamespaceLabels for Namespaces {
-    /// If the watch has not reported a namespace yet, its labels are unknown. The watch of Clients can be ahead.
+    /// If the watch has not reported a namespace yet, its labels are unknown. This can happen although the watch of
+    /// Clients has already reported a Client of this namespace.
     fn labels(&self, namespace: &str) -> Option<BTreeMap<String, String>> {
         let mut labels = match &self.labels {
             Some(all) => all.lock().get(namespace)?.clone(),

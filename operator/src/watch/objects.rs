@@ -1,4 +1,4 @@
-//! What the operator stores of a watched object.
+//! What the operator stores about a watched object.
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -60,7 +60,7 @@ fn has_same_metadata(one: &ObjectMeta, other: &ObjectMeta) -> bool {
         && one.finalizers == other.finalizers
 }
 
-/// Returns the own host that an App wants for its pages.
+/// Returns the host that an App wants for its pages, if the pages are enabled.
 pub(super) fn claimed_pages_host(app: &DeserializeGuard<App>) -> Option<HostName> {
     app.0.as_ref().ok()?.spec.pages.enabled_host().cloned()
 }

@@ -31,10 +31,10 @@ struct PublishedIndex {
     apps: HashMap<String, PublishedApp>,
     /// The names of the Secrets, by their App.
     secrets: ReferenceIndex<NamespacedName, String>,
-    /// The names of the Secrets, by the own host of the pages.
+    /// The names of the Secrets, by the App's own host for its pages.
     pages_hosts: ReferenceIndex<HostName, String>,
-    /// The free hosts that Apps take in their current reconcile, each with the name of the Secret of the App's
-    /// document.
+    /// The free hosts that Apps take in reconciles that are still running, each with the name of the Secret of the
+    /// App's document.
     reserved_hosts: HashMap<HostName, String>,
     /// The newest version that the watch has reported for any Secret.
     newest_version: u64,
@@ -48,7 +48,7 @@ pub(crate) struct PublishedApp {
     pub(crate) revision: Option<Revision>,
     pub(crate) namespace: String,
     pub(crate) name: String,
-    /// The own host of the App's pages, if the App holds it.
+    /// The App's own host for its pages, if the document contains it.
     pub(crate) pages_host: Option<HostName>,
     pub(crate) resource_version: String,
     pub(crate) uid: String,
@@ -164,8 +164,8 @@ impl PublishedIndex {
 // === impl PublishedApp ===
 
 impl PublishedApp {
-    /// Describes the document in a rendered Secret. Returns `None` if the Secret has no version or no uid, because it
-    /// then does not come from the API server.
+    /// Returns a description of the document in a rendered Secret. Returns `None` if the Secret has no resourceVersion
+    /// or no uid, because such a Secret does not come from the API server.
     pub(crate) fn from_secret(secret: &Secret) -> Option<Self> {
         let annotation = |name: &str| secret.annotations().get(name).cloned().unwrap_or_default();
         let document = secret.data.as_ref().and_then(|data| data.get(RENDERED_APP_KEY));

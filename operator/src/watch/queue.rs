@@ -89,7 +89,7 @@ impl ReconcileQueue {
         objects.quotas.app_ids().into_iter().for_each(|id| self.enqueue_release(id));
     }
 
-    /// Queues the Apps that wait for room in their namespace and fit now.
+    /// Queues the Apps of the namespace that wait for room in a quota and for which there is room now.
     pub(crate) fn enqueue_waiting(&self, objects: &ClusterState, namespace: &str) {
         objects.quotas.admissible(namespace).iter().for_each(|app| self.enqueue_app(app.object_ref()));
     }
@@ -100,7 +100,7 @@ impl ReconcileQueue {
         }
     }
 
-    /// Queues everything, for the start of leadership.
+    /// Queues all objects. Called when this replica becomes the leader.
     pub(crate) fn enqueue_everything(&self, objects: &ClusterState) {
         objects.published.secrets().into_iter().for_each(|secret| self.enqueue_orphan(secret));
         for provider in objects.providers.state() {
@@ -111,9 +111,8 @@ impl ReconcileQueue {
         self.enqueue_clients_without_outcome(objects);
     }
 
-    /// Queues the Clients that the reconcile of an App might not queue: the App does not exist, or does not grant
-    /// Clients to the namespace of the Client. The other Clients are not queued here, because there can be 50,000 of
-    /// them.
+    /// Queues the Clients that the reconcile of an App might not queue, because their App does not exist or might not
+    /// accept Clients of their namespace. The other Clients are not queued here, because there can be 50,000 of them.
     fn enqueue_clients_without_outcome(&self, objects: &ClusterState) {
         for client in objects.clients.state() {
             let is_of_existing_app_of_its_namespace =
@@ -206,7 +205,8 @@ impl ReconcileQueue {
 // === impl QueueReceivers ===
 
 impl QueueReceivers {
-    /// Receives and discards everything while another replica leads. Otherwise the queues would grow forever.
+    /// Receives and discards everything that is queued while another replica is the leader. Otherwise the queues would
+    /// grow forever.
     pub(crate) async fn discard_all(&mut self) -> Infallible {
         loop {
             tokio::select! {
@@ -216,7 +216,7 @@ impl QueueReceivers {
                 Some(_) = self.releases.recv() => {}
                 Some(_) = self.clients.recv() => {}
                 _ = self.client_changes.pop() => {}
-                // All senders are gone.
+                // Waits forever if all senders are dropped.
                 else => std::future::pending().await,
             }
         }

@@ -25,7 +25,7 @@ use crate::{
     quota::{QuotaLimits, Quotas},
 };
 
-/// The operator's copies of watched objects, and what it derives from them.
+/// The operator's copies of watched objects, and what the operator derives from them.
 #[derive(Clone)]
 pub(crate) struct ClusterState {
     /// [`DeserializeGuard`] stores the error of an object that cannot be decoded. So such an object does not stop the
@@ -41,13 +41,14 @@ pub(crate) struct ClusterState {
     pub(crate) published: Arc<PublishedDocuments>,
     pub(crate) key_versions: Arc<ReconciledKeyVersions>,
     pub(crate) quotas: Arc<Quotas>,
-    /// The names of the Apps, by what they reference.
+    /// The names of the Apps, by the objects that they reference.
     pub(super) apps_by_reference: Arc<ReferenceIndex<Reference, NamespacedName>>,
-    /// The names of the Providers, by their Secret.
+    /// The names of the Providers, by the Secret that they reference.
     pub(super) providers_by_secret: Arc<ReferenceIndex<NamespacedName, NamespacedName>>,
 }
 
-/// For each App, the version of the keys that the last reconcile used ([`ClusterState::is_reconciled`] compares it).
+/// For each appID, the resourceVersion of the key Secret that the last reconcile used ([`ClusterState::is_reconciled`]
+/// compares it).
 #[derive(Default)]
 pub(crate) struct ReconciledKeyVersions(Mutex<HashMap<AppId, String>>);
 
@@ -104,7 +105,7 @@ impl ClusterState {
         u32::try_from(ahead.count()).unwrap_or(u32::MAX)
     }
 
-    /// Returns the Apps that claim an appID.
+    /// Returns the Apps that claim this appID.
     pub(crate) fn apps_with_id(&self, id: &AppId) -> Vec<Arc<DeserializeGuard<App>>> {
         self.referencing_apps(&Reference::AppId(id.clone()))
     }
@@ -136,8 +137,8 @@ impl ClusterState {
         apps.iter().filter_map(|app| self.apps.get(&app.object_ref())).collect()
     }
 
-    /// Whether a watch event for these keys changes nothing: the App has already been reconciled with this version, and
-    /// no other App claims the appID.
+    /// Whether a watch event about the key Secret of this appID needs no reconcile: the App has already been reconciled
+    /// with this version of the Secret, and no other App claims the appID.
     pub(super) fn is_reconciled(&self, id: &AppId, version: &str) -> bool {
         self.key_versions.lock().get(id).is_some_and(|reconciled| reconciled == version)
             && self.apps_by_reference.get(&Reference::AppId(id.clone())).len() == 1

@@ -16,8 +16,8 @@ use super::changes::WatchEvent;
 pub(super) struct StoreWriter<K: Resource<DynamicType = ()> + Clone + 'static> {
     writer: Writer<K>,
     store: Store<K>,
-    /// The objects that are reported before all watches are synced; `None` afterwards. They enter the store when all
-    /// watches are synced. So an object that is deleted before that never enters the store.
+    /// The objects that are reported before all watches are synced. When all watches are synced, the objects are added
+    /// to the store, and this field becomes `None`. So an object that is deleted before that is never in the store.
     before_sync: Option<HashMap<ObjectRef<K>, Arc<K>>>,
 }
 

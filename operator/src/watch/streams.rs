@@ -33,7 +33,7 @@ where
     }
 }
 
-/// Opens the watches of Clients. Their statuses are reduced to digests.
+/// Opens the watches of Clients. Only a digest of the status of each Client is kept.
 pub(super) fn client_watches(
     client: &Client,
     namespaces: &[String],
@@ -43,7 +43,7 @@ pub(super) fn client_watches(
     watches.into_iter().map(|watch| watch.map(|event| event.map(to_watched_client)).boxed()).collect()
 }
 
-/// Opens the watch of all Namespaces. It keeps their labels.
+/// Opens the watch of all Namespaces. Their labels are kept.
 pub(super) fn namespace_watch(client: &Client, config: watcher::Config) -> Watch<Metadata<Namespace>> {
     watcher(Api::all(client.clone()), config).backoff(backoff::for_watch()).boxed()
 }

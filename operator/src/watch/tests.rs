@@ -82,7 +82,7 @@ async fn an_app_deleted_before_the_first_sync_does_not_come_back() {
         Event::Delete(app("shop", "shop", "4")),
     ];
     let second = vec![Event::Init, Event::InitApply(app("other", "other", "3")), Event::InitDone];
-    // The second watch reports last, after every event of the first.
+    // The second watch reports its events last, after all events of the first watch.
     let (objects, writer) = objects();
     let (queue, _receivers) = ReconcileQueue::new();
     let (second_sender, second_receiver) = mpsc::unbounded_channel();
@@ -209,7 +209,7 @@ async fn a_free_host_goes_to_the_oldest_app_that_can_be_served() {
     let old = app_with_host("old", 1, &json!({}));
     let objects = objects_with(&[young.clone(), old.clone()]).await;
     assert!(claims_host(&old, &objects) && !claims_host(&young, &objects));
-    // Of two Apps of the same second, the first by name takes the host.
+    // If two Apps were created in the same second, the first by name takes the host.
     let (one, two) = (app_with_host("one", 1, &json!({})), app_with_host("two", 1, &json!({})));
     let objects = objects_with(&[two.clone(), one.clone()]).await;
     assert!(!claims_host(&two, &objects) && claims_host(&one, &objects));
@@ -231,7 +231,8 @@ async fn a_host_stays_with_the_app_that_published_it_and_is_reserved_until_then(
     let host = Some("login.example.com");
     objects.published.record_write("latchkey-app-young", published_with_host("10", host));
     assert!(!claims_host(&old, &objects) && claims_host(&young, &objects), "the host is published");
-    // Two documents have the host, for example because somebody wrote an annotation: servers take the smaller appID.
+    // If two documents have the host, for example because somebody wrote an annotation, the host belongs to the App
+    // with the smaller appID.
     objects.published.record_write("latchkey-app-old", published_with_host("11", host));
     assert!(claims_host(&old, &objects) && !claims_host(&young, &objects));
     objects.published.record_deletion("latchkey-app-old", None);
@@ -264,7 +265,7 @@ async fn apps_that_wait_for_a_host_are_enqueued_when_it_can_be_free() {
     assert_eq!(enqueued_by(Event::Apply(secret(Some("other.example.com"), "8"))).await, ["waiting"]);
     assert_eq!(enqueued_by(Event::Delete(secret(Some("login.example.com"), "8"))).await, ["waiting"]);
 
-    // An older App that was never published with the host gives it up.
+    // An older App that wants the host is deleted before it was ever published with the host.
     let (objects, writer) = objects();
     let (old, waiting) = (app_with_host("old", 1, &json!({})), app_with_host("waiting", 3, &json!({})));
     let events = vec![Event::Init, Event::InitApply(old.clone()), Event::InitApply(waiting), Event::InitDone];
@@ -338,7 +339,7 @@ fn of_a_written_and_a_watched_document_the_newer_one_is_used() {
     assert!(!documents.record_watched("shop", published("17", b"theirs")));
     documents.record_deletion("shop", Some(18));
     assert_eq!(revision(&documents), Some(Revision::of(b"ours")));
-    // A list does not say when an object was deleted.
+    // If a new list reveals a deletion, it is not known when the object was deleted.
     documents.record_deletion("shop", None);
     assert_eq!(revision(&documents), None);
 }

@@ -18,14 +18,14 @@ use tracing::{info, warn};
 use super::keys::{KeySet, KeySetError};
 
 /// How long keys are used without another fetch. Tokens that were signed with a removed key are rejected after at most
-/// this time. If the API server is unavailable, however, the cached keys stay in use.
+/// this time. But while the API server is unavailable, the cached keys stay in use for longer.
 const CACHE_TTL: Duration = Duration::from_secs(300);
 /// The minimum time between two fetches because of unknown key ids. Without it, anybody could cause many fetches with
 /// invented key ids.
 const UNKNOWN_KEY_INTERVAL: Duration = Duration::from_secs(60);
-/// Delay after a failed fetch if there are cached keys.
+/// The minimum time between a failed fetch and the next fetch if there are cached keys.
 const RETRY_DELAY: Duration = Duration::from_secs(30);
-/// Delay after a failed fetch if there are no cached keys.
+/// The minimum time between a failed fetch and the next fetch if there are no cached keys.
 const RETRY_DELAY_WITHOUT_KEYS: Duration = Duration::from_secs(2);
 /// Timeout for fetching the discovery document and the JWKS together. The request of a caller can wait for both.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(3);
@@ -37,7 +37,7 @@ const DISCOVERY_PATH: &str = "/.well-known/openid-configuration";
 /// The JWKS with the keys for ServiceAccount tokens.
 const JWKS_PATH: &str = "/openid/v1/jwks";
 
-/// The keys that the API server publishes, cached.
+/// A cache of the keys that the API server publishes.
 pub struct ClusterKeys {
     source: Box<dyn KeySource>,
     cached: ArcSwapOption<CachedKeys>,
@@ -54,7 +54,7 @@ struct CachedKeys {
 struct FetchLimiter {
     /// The time of the last fetch whose only reason was an unknown key id.
     last_unknown: Option<Instant>,
-    /// When the last fetch failed; `None` if it succeeded.
+    /// The time of the last fetch if it failed. `None`: the last fetch succeeded.
     last_failure: Option<Instant>,
 }
 
@@ -80,7 +80,7 @@ trait KeySource: Send + Sync {
     fn fetch(&self) -> FetchFuture<'_>;
 }
 
-/// The only field of the discovery document that is used.
+/// The discovery document. Only this field of it is used.
 #[derive(Deserialize)]
 struct Discovery {
     issuer: String,
@@ -104,7 +104,7 @@ impl ClusterKeys {
     }
 
     /// Returns the keys to verify a token with this key id. If the returned keys do not contain the id, the cluster has
-    /// no such key. Returns `None` if the keys cannot be fetched: then the token may be valid.
+    /// no such key. Returns `None` if the keys cannot be fetched. In this case, the token may be valid.
     pub async fn keys(&self, id: &str, now: Instant) -> Option<Arc<KeySet>> {
         if let Some(cached) = &*self.cached.load()
             && cached.is_fresh(now)
@@ -256,7 +256,8 @@ mod tests {
             Self { keys: ClusterKeys::with_source(api.clone()), api, start: Instant::now() }
         }
 
-        /// Whether the key exists (`None`: unknown), and the number of fetches so far.
+        /// Looks up a key `seconds` after the start. Returns whether the key exists (`None`: unknown), and the number
+        /// of fetches so far.
         async fn look_up(&self, id: &str, seconds: u64) -> (Option<bool>, usize) {
             let keys = self.keys.keys(id, self.start + Duration::from_secs(seconds)).await;
             (keys.map(|keys| keys.contains(id)), self.api.fetches.load(Ordering::Relaxed))

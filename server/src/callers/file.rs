@@ -16,7 +16,7 @@ use super::keys::{KeySet, KeySetError};
 
 /// The shortest time between two reads of the file.
 const REREAD_INTERVAL: Duration = Duration::from_secs(1);
-/// The most bytes that are read from the file. A JWKS is much smaller.
+/// The maximum number of bytes that are read from the file. A JWKS is much smaller.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
 /// A JWK Set in a file.
@@ -29,11 +29,11 @@ pub struct FileKeys {
 /// The file as it was last read.
 struct LastRead {
     at: Instant,
-    /// `None` if the file could not be read.
+    /// The content of the file. `None`: the file could not be read.
     bytes: Option<Vec<u8>>,
 }
 
-/// Why the file cannot be used at start.
+/// Why the file cannot be used when the server starts.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyFileError {
     #[error("cannot read {}", .path.display())]

@@ -88,7 +88,7 @@ fn algorithm_of(jwk: &Jwk) -> Option<Algorithm> {
             _ => return None,
         },
         AlgorithmParameters::OctetKeyPair(_) => (Algorithm::EdDSA, &[Algorithm::EdDSA]),
-        // A symmetric key or an unknown type.
+        // The key is symmetric or has an unknown type.
         _ => return None,
     };
     match jwk.common.key_algorithm {

@@ -42,7 +42,7 @@ impl Cache {
         }
     }
 
-    /// Whether the cache has a complete set.
+    /// Whether the cached documents are a complete set, from which a restarted server can start.
     pub(super) fn is_complete(&self) -> bool {
         self.folder.join(COMPLETE_MARKER).exists()
     }
@@ -79,7 +79,7 @@ impl Cache {
         }
     }
 
-    /// Removes the documents that are not in the set, and marks the set as complete.
+    /// Removes the documents for which `is_in_set` returns false, and marks the remaining documents as a complete set.
     pub(super) fn mark_complete(&self, is_in_set: impl Fn(&AppId) -> bool) {
         for id in self.ids().into_iter().filter(|id| !is_in_set(id)) {
             self.remove(&id);

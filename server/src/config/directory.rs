@@ -63,7 +63,8 @@ pub fn watch(path: PathBuf, apps: Arc<Apps>) -> Result<WatchGuard, DirectoryErro
         .name("config-dir".to_owned())
         .spawn(move || {
             while let Ok(ChangeSignal) | Err(mpsc::RecvTimeoutError::Timeout) = signals.recv_timeout(POLL_INTERVAL) {
-                // Several files often change together, and are then read once.
+                // Several files often change together. The loop waits until no more signals come, so that each file is
+                // read once.
                 while signals.recv_timeout(Duration::from_millis(20)).is_ok() {}
                 if let Err(error) = directory.poll() {
                     warn!(error = &error as &dyn std::error::Error, "the directory of rendered Apps cannot be read");
@@ -97,7 +98,7 @@ fn start_notifications(path: &Path, signal: mpsc::Sender<ChangeSignal>) -> Optio
 // === impl DirectorySource ===
 
 impl DirectorySource {
-    /// Loads the full set in one step.
+    /// Loads the documents of all files, and replaces the previous documents in one step.
     fn load_all(&mut self) -> io::Result<()> {
         let apps = Arc::clone(&self.apps);
         let mut sync = apps.start_full_sync();

@@ -42,9 +42,9 @@ const BACKOFF_RESET: Duration = Duration::from_secs(60);
 /// Timeouts of calls to the API server.
 #[derive(Clone, Copy)]
 struct Timeouts {
-    /// How long a connection can be silent.
+    /// How long a connection can be silent before it counts as lost.
     read: Duration,
-    /// How long a page of the list can take.
+    /// The maximum time for reading one page of the list.
     list: Duration,
 }
 
@@ -79,7 +79,7 @@ enum ListWatchError {
 struct SecretWatcher<T> {
     api: Api<Secret>,
     apps: Arc<Apps>,
-    /// Called with `Ok` when the full set was read, and with the reason after each failure.
+    /// Called with `Ok` after all Secrets were read, and with the reason after each failure.
     on_result: T,
     env: Env,
     timeouts: Timeouts,
@@ -88,7 +88,7 @@ struct SecretWatcher<T> {
 }
 
 /// Watches the Secrets until the returned value is dropped. A separate thread does this, so that thousands of documents
-/// delay no request. `on_result` is called with `Ok` when the full set was read, and with the reason after each
+/// delay no request. `on_result` is called with `Ok` after all Secrets were read, and with the reason after each
 /// failure.
 pub fn watch<T>(config: kube::Config, namespace: &str, apps: Arc<Apps>, on_result: T) -> Result<WatchGuard, WatchError>
 where
@@ -250,8 +250,8 @@ fn document_of(secret: &Secret) -> Option<&[u8]> {
 // === impl ListWatchError ===
 
 impl ListWatchError {
-    /// True if the API server does not have the resourceVersion (410: too old, 400 or 504: in the future), or sent
-    /// none.
+    /// Whether the watch cannot continue, because the API server does not have the resourceVersion (410: too old, 400
+    /// or 504: in the future) or has sent none.
     fn needs_new_list(&self) -> bool {
         matches!(self, Self::Refused { code: 400 | 410 | 504, .. } | Self::NoResourceVersion)
     }

@@ -1,4 +1,4 @@
-//! Metrics of the rendered Apps and of their source.
+//! Metrics of the rendered Apps, and of their source (the API server or a folder).
 
 use std::sync::atomic::AtomicU64;
 

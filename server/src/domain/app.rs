@@ -94,18 +94,20 @@ impl App {
         !self.clients.is_empty()
     }
 
-    /// Whether a page of this origin belongs to a client.
+    /// Whether this web origin is the origin of a redirect URL of a client.
     pub fn is_client_origin(&self, origin: &str) -> bool {
         self.clients.iter().any(|client| client.has_origin(origin))
     }
 
-    /// The own host of the App's pages.
+    /// The App's own host for its pages. `None` if the App has no pages, or if they are only on the host of the
+    /// installation.
     pub fn pages_host(&self) -> Option<&HostName> {
         self.pages.as_ref()?.host.as_ref()
     }
 
-    /// Whether memberships with this source count: those that administrators added, and those from a provider whose
-    /// groups the App takes over. Providers can be removed, renamed or lose `groups` after they have reported a group.
+    /// Whether group memberships from this source count. `source` is empty for memberships that administrators added:
+    /// these always count. Otherwise `source` is the name of a Provider, whose memberships count only if the App takes
+    /// over its groups. Providers can be removed, renamed or lose `groups` after they have reported a group.
     pub fn takes_groups_from(&self, source: &str) -> bool {
         let mut providers = self.doc.providers.iter();
         source.is_empty() || providers.any(|provider| provider.name.as_str() == source && provider.groups.is_some())
@@ -211,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn an_app_has_clients_only_with_pages() {
+    fn an_app_without_pages_has_no_clients() {
         let mut doc = fixtures::rendered("shop");
         doc.clients = vec![fixtures::client("grafana"), fixtures::client("argocd")];
         assert!(!fixtures::app(doc.clone()).has_clients(), "no pages");

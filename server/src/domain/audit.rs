@@ -37,7 +37,8 @@ pub enum EventKind {
     PasswordResetRequested,
     PasswordReset,
     PasswordChanged,
-    /// An imported password hash was removed, because no login replaced it within its retention.
+    /// An imported password hash was removed, because no login replaced it within the retention time of imported
+    /// hashes.
     PasswordRemoved,
     AddressChangeRequested,
     AddressChanged,
@@ -163,7 +164,7 @@ pub struct Detail {
 /// The outcome of one batch of an import.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ImportCounts {
-    /// The name of the source, at most 32 characters of `[a-z0-9-]`.
+    /// The name that the import gives to the system from which the users come: at most 32 characters of `[a-z0-9-]`.
     pub source: String,
     pub created: usize,
     pub unchanged: usize,

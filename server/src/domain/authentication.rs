@@ -51,7 +51,8 @@ impl AuthenticatedSession {
                 return Ok(Some(user));
             }
             // A change of the user between the reads of Redis and Postgres can raise the user's epoch, which ends most
-            // sessions. This session may continue at the new epoch.
+            // sessions of the user. If this session is the one that the change keeps, the session has the new epoch
+            // now, and the loop reads the user again.
             let live = match session.kind() {
                 None => call.stores.session(call.app_id(), session.user, session.id).await?,
                 Some(SessionKind::Browser) => {

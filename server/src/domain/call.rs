@@ -51,7 +51,7 @@ impl<'a, S> Call<'a, S> {
         Event::new(self.env, self.app, self.client, kind, user)
     }
 
-    /// Returns a refusal of an attempt of this client.
+    /// Returns the record of an attempt of this client that was refused.
     pub fn refusal(self, kind: RefusalKind, account: Option<AccountKey>, user: Option<UserId>) -> Refusal {
         Refusal::new(kind, self.client, account, user)
     }

@@ -36,7 +36,7 @@ const LOGIN_CODE_PREFIX: &str = "lkc_";
 pub struct FlowState(String);
 
 /// The id of a flow, for cookie names and Redis keys. The state of the flow must not appear there. Also identifies the
-/// cookies in which pages keep a transaction.
+/// cookies in which hosted pages keep a transaction (the target of a login).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct FlowId(String);

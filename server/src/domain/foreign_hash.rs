@@ -25,13 +25,14 @@ mod text;
 pub const MAX_WEIGHT: f64 = 32.0;
 /// The maximum number of foreign classes (see [`HashClass`]) of an App.
 pub const MAX_CLASSES: usize = 4;
-/// The longest text that is parsed, in bytes. The database column of the hash has the same limit.
+/// The longest text of a hash that is parsed, in bytes. The database column of the hash has the same limit.
 const MAX_TEXT_BYTES: usize = 1024;
 
 /// The cost of checking a password: the function and its cost parameters. All hashes of one class cost the same.
 ///
 /// Its text form is canonical and has no salt and no hash, for example `bcrypt$10` or `argon2id$v=19$m=65536,t=3,p=4`.
-/// A class is always within the ceilings of its function and has at most [`MAX_WEIGHT`].
+/// The cost parameters of a class never exceed the ceilings (maximum values) of its function, and its weight is at most
+/// [`MAX_WEIGHT`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum HashClass {
     Argon2(Argon2Class),
@@ -41,8 +42,8 @@ pub enum HashClass {
     Scrypt(ScryptClass),
 }
 
-/// A parsed hash of a password, native or foreign. `Debug` shows only the class. Salt and output are erased when
-/// dropped.
+/// A parsed hash of a password, made by the servers or imported from another service. `Debug` shows only the class.
+/// Salt and output are erased when dropped.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ParsedHash {
     class: HashClass,
@@ -53,10 +54,10 @@ pub struct ParsedHash {
 /// Why a hash cannot be imported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HashError {
-    /// The field code `hash_not_supported`.
+    /// An import reports this error as the field code `hash_not_supported`.
     #[error("is not a hash of a supported form")]
     NotSupported,
-    /// The field code `hash_too_costly`.
+    /// An import reports this error as the field code `hash_too_costly`.
     #[error("costs more than the maximum")]
     TooCostly,
 }
@@ -106,7 +107,8 @@ impl HashClass {
         let length = match self {
             Self::Argon2(_) | Self::FirebaseScrypt(_) | Self::Scrypt(_) => output.len(),
             Self::Bcrypt(_) => bcrypt::OUTPUT_BYTES,
-            // The longest output of the class, which fills all its blocks. `output` is repeated if it is shorter.
+            // The longest output that the class can have: all its blocks are full. If `output` is shorter, it is
+            // repeated.
             Self::Pbkdf2(class) => class.max_output_bytes(),
         };
         let output = output.iter().copied().cycle().take(length).collect();
@@ -217,7 +219,7 @@ impl ParsedHash {
         self.class
     }
 
-    /// Returns the class of a foreign hash. `None` for a hash of the class `native`, which the servers make.
+    /// Returns the class of the hash, or `None` if it is `native`, the class of the hashes that the servers make now.
     pub fn foreign_class(&self, native: HashClass) -> Option<HashClass> {
         (self.class != native).then_some(self.class)
     }
@@ -261,7 +263,7 @@ impl fmt::Debug for ParsedHash {
 mod tests {
     use super::*;
 
-    /// 16 bytes in base64.
+    /// The salt and the output of the hashes in these tests: 16 bytes in base64.
     const BYTES: &str = "AAECAwQFBgcICQoLDA0ODw";
     const BCRYPT_TAIL: &str = "......................AesgC8c2NCv6R248WVftVw.gqvWdlCq";
 

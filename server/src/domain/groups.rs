@@ -48,7 +48,8 @@ pub struct Group {
     pub created_at: OffsetDateTime,
 }
 
-/// A member of a group. A user is listed once for each source.
+/// A member of a group. If several sources (administrators or Providers) made a user a member, the user is listed once
+/// for each of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupMember {
     pub user: UserId,
@@ -97,7 +98,7 @@ pub struct ReportedGroups {
 // === impl ManagedGroupName ===
 
 impl ManagedGroupName {
-    /// Syntax of the name for schemas.
+    /// The syntax of a group name, as a regular expression for JSON schemas.
     pub const PATTERN: &str = "^[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}$";
 
     /// Returns `None` if the text is not the name of a group that administrators manage.
@@ -277,7 +278,7 @@ mod tests {
         Membership { name: name.parse().unwrap(), source: source.to_owned() }
     }
 
-    /// The memberships of every user.
+    /// Every user has these memberships.
     struct FakeGroups(Arc<[Membership]>);
 
     impl Groups for FakeGroups {
@@ -333,7 +334,8 @@ mod tests {
         }
     }
 
-    /// Returns the numbers of users whose groups are stored, and of users whose outbox rows are removed, sorted.
+    /// Propagates the groups of the users 1 to 40. Returns which of these users have stored groups, and whose outbox
+    /// rows are removed, both sorted.
     async fn propagate(replication: Replication, failing: Option<UserId>) -> (Vec<u128>, Vec<u128>) {
         let stores = FakeStores { replication, failing, stored: Mutex::default(), removed: Mutex::default() };
         let changes: Vec<_> = (1..=40).map(change).collect();

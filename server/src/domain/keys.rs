@@ -88,15 +88,15 @@ pub struct DerivedHmacKeys {
     pub number: u32,
     pub codes: hmac::Key,
     pub refresh: hmac::Key,
-    /// Seals the flows of social logins. GCM-SIV (RFC 8452) allows many random nonces with one key.
+    /// The key that seals the flows of social logins. GCM-SIV (RFC 8452) allows many random nonces with one key.
     pub flows: LessSafeKey,
     pub pages: PageKeys,
-    /// Authenticates the refresh tokens of clients. Use [`DerivedHmacKeys::client_refresh`].
+    /// The bytes of the key that authenticates the refresh tokens of clients. Use [`DerivedHmacKeys::client_refresh`].
     client_refresh: Secret,
 }
 
 /// The keys of an App's pages. They are stored as 32 bytes each, and prepared for each use. A prepared key needs
-/// hundreds of bytes, and each App has these keys, also without pages.
+/// hundreds of bytes, and every App has these keys, even an App without pages.
 pub struct PageKeys {
     session_cookies: Secret,
     sealed: Secret,
@@ -159,7 +159,7 @@ impl AppKeys {
         std::iter::once(self.signer()).chain(active).find(|signer| signer.algorithm == algorithm)
     }
 
-    /// Returns the key of an ID token, in any state.
+    /// Returns the key with this id, in any state, if it can have signed an ID token.
     pub fn id_token_signer_by_id(&self, id: &str) -> Option<&TokenSigner> {
         self.all_signers().find(|key| key.id == id)
     }
@@ -192,8 +192,8 @@ impl AppKeys {
 // === impl DerivedHmacKeys ===
 
 impl DerivedHmacKeys {
-    /// Authenticates the refresh tokens of clients. The App's own refresh tokens have another key, so a token of one
-    /// kind is never valid as a token of the other kind.
+    /// The key that authenticates the refresh tokens of clients. The App's own refresh tokens have another key, so a
+    /// token of one kind is never valid as a token of the other kind.
     pub fn client_refresh(&self) -> hmac::Key {
         hmac::Key::new(hmac::HMAC_SHA256, &self.client_refresh[..])
     }
@@ -202,18 +202,18 @@ impl DerivedHmacKeys {
 // === impl PageKeys ===
 
 impl PageKeys {
-    /// Authenticates the cookies of browser sessions.
+    /// The key that authenticates the cookies of browser sessions.
     pub fn session_cookies(&self) -> hmac::Key {
         hmac::Key::new(hmac::HMAC_SHA256, &self.session_cookies[..])
     }
 
-    /// Seals the state that pages give to a browser (`domain/pages/seal.rs`).
+    /// The key that seals the state that pages give to a browser (`domain/pages/seal.rs`).
     pub fn sealed(&self) -> LessSafeKey {
         let key = UnboundKey::new(&AES_256_GCM_SIV, &self.sealed[..]).expect("a key of AES-256 has 32 bytes");
         LessSafeKey::new(key)
     }
 
-    /// Authenticates the field `csrf` of forms.
+    /// The key that authenticates the field `csrf` of forms.
     pub fn csrf(&self) -> hmac::Key {
         hmac::Key::new(hmac::HMAC_SHA256, &self.csrf[..])
     }

@@ -9,7 +9,7 @@ use super::{
 };
 
 /// Acquires the rate limits of one mail. Returns `None` if a limit is reached: the mail is then not sent, but the
-/// response is the same.
+/// response is the same as for a sent mail.
 pub(super) async fn acquire_mail_limit<S: RateLimits>(
     call: Call<'_, S>,
     email: &Email,

@@ -24,7 +24,8 @@ pub struct Password {
     as_sent: Option<Zeroizing<String>>,
 }
 
-/// The hash of a password, native or foreign, in PHC or MCF form. Erased when dropped, never printed.
+/// The hash of a password in PHC or MCF form, made by the servers or imported from another service (foreign). Erased
+/// when dropped, never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct PasswordHash(Zeroizing<String>);
 
@@ -125,8 +126,8 @@ impl PasswordHash {
         ParsedHash::parse(self.expose()).ok()
     }
 
-    /// Returns the class of a foreign hash. `None` for a hash of the class `native`, which the servers make, and for a
-    /// text that is no hash.
+    /// Returns the class of the hash. `None` if it is `native`, the class of the hashes that the servers make now, or
+    /// if the text is no hash.
     pub fn foreign_class(&self, native: HashClass) -> Option<HashClass> {
         self.parse()?.foreign_class(native)
     }

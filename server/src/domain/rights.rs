@@ -15,7 +15,7 @@ pub enum Right {
     Import,
     /// Create, change and delete users.
     ManageUsers,
-    /// Fetch the events of a webhook. No role includes it: the webhook names the ServiceAccount.
+    /// Fetch the events of a webhook. No role includes this right: the webhook names the ServiceAccount that has it.
     FetchEvents,
 }
 

@@ -150,7 +150,8 @@ pub enum RefreshKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenOutcome {
     Opened,
-    /// The epoch has risen since it was read: a concurrent change of the user, for example a reset, came first.
+    /// The epoch has risen since it was read: a concurrent change of the user, for example a reset of the password,
+    /// came first.
     EpochRaised,
 }
 

@@ -78,8 +78,8 @@ enum AudienceRef<'a> {
     Several(&'a [String]),
 }
 
-/// The sessions to which a refresh token can belong. The prefix and the key of the HMAC differ, so a token of one kind
-/// is never valid as a token of the other kind.
+/// The kind of a refresh token: for a session of the App, or for a session of a client. The prefix and the key of the
+/// HMAC differ, so a token of one kind is never valid as a token of the other kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RefreshTokenKind {
     App,

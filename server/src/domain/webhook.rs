@@ -30,7 +30,7 @@ pub struct Webhook {
     /// Whether each event contains the profile of its user.
     pub includes_profile: bool,
     pub delivery: Delivery,
-    /// Changes with the settings of the webhook and with its keys. 64 hexadecimal digits.
+    /// A hash of the settings and the keys of the webhook: it changes when they change. 64 hexadecimal digits.
     pub fingerprint: String,
 }
 

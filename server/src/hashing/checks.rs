@@ -12,15 +12,15 @@ use crate::domain::{
     password::Password,
 };
 
-/// A job that needs more CPU time than this number of native hashes is heavy. Heavy jobs together use at most half of
-/// the threads.
+/// A job that needs more CPU time than this number of new hashes is heavy. Heavy jobs together use at most half of the
+/// threads.
 const HEAVY_HASHES: f64 = 2.0;
 
 /// Checks of one password, which run one after the other in one job.
 pub(super) struct Checks {
     password: Password,
     checks: Vec<Check>,
-    /// The class of new hashes.
+    /// The class (function and cost parameters) of new hashes.
     native: HashClass,
     firebase: Option<FirebaseScrypt>,
 }
@@ -33,7 +33,7 @@ struct Check {
 
 /// Makes hashes that no password matches, one for each class (hash function and cost).
 pub(super) struct DummyHashes {
-    /// The class of new hashes.
+    /// The class (function and cost parameters) of new hashes.
     native: HashClass,
     salt: [u8; 16],
     output: [u8; 32],
@@ -58,9 +58,9 @@ impl DummyHashes {
 // === impl Checks ===
 
 impl Checks {
-    /// The checks of a login: one native check, and one for each class in the order of the classes. The check of the
-    /// user's own hash replaces the check of its class. If the hash has a class that is not in `classes`, its check is
-    /// added.
+    /// The checks of a login: one with the parameters of new hashes, and one for each class, in the order of `classes`.
+    /// The check of the user's own hash replaces the check of its class. If the hash has a class that is not in
+    /// `classes`, its check is added.
     pub(super) fn of_login(
         password: Password,
         own: Option<ParsedHash>,
@@ -214,7 +214,7 @@ mod tests {
             assert_eq!(checks.kind(), JobKind::default(), "it takes less time than two native hashes");
             assert_eq!(checks.run(&mut Argon2Engine::new(Kernel::fastest(), stronger)), place.is_some());
         }
-        // Back to the default parameters.
+        // The installation goes back to the default parameters.
         let checks = Checks::of_login(Password::new("x"), None, &classes, &self::dummies(), None);
         assert_eq!(checks.kind(), JobKind { is_heavy: true, is_large: true }, "weights 1 and 1.58, 20 MiB");
     }

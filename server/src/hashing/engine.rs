@@ -11,8 +11,8 @@ use crate::domain::{
     password::{Password, PasswordHash},
 };
 
-/// Computes password hashes for one thread. Keeps as much memory as a native hash needs. Checks that need more run one
-/// at a time, and then release their memory.
+/// Computes password hashes for one thread. Keeps as much memory as a new hash needs. Checks that need more run one at
+/// a time, and then release their memory.
 pub(super) struct Argon2Engine {
     hasher: Hasher,
     /// The parameters of new hashes.
@@ -44,7 +44,7 @@ impl Argon2Engine {
         self.last_hash = None;
     }
 
-    /// Computes a native hash of the password.
+    /// Computes a hash of the password with the parameters of new hashes.
     pub(super) fn hash(&mut self, password: &Password, salt: &[u8; 16]) -> PasswordHash {
         let mut output = [0; Params::DEFAULT_OUTPUT_LEN];
         self.argon2(self.native, password.expose(), salt, &mut output);
@@ -108,7 +108,7 @@ impl Argon2Engine {
             params: &params,
             secret: b"",
         };
-        // A check that needs more memory uses a separate hasher, so that the memory for native hashes stays as it is.
+        // A check that needs more memory uses a separate hasher, so that the memory for new hashes stays as it is.
         let is_large = class.memory_kib() > self.native.memory_kib();
         let hashed = if is_large {
             Hasher::with_kernel(self.hasher.kernel()).hash(&function, password.as_bytes(), salt, output)
@@ -239,7 +239,7 @@ mod tests {
         let old = self::engine().hash(&Password::new("e\u{301}"), &[7; 16]);
         assert!(verify(&mut engine, "e\u{301}", &old), "a server made it, of the password in NFC");
         assert!(verify(&mut engine, "é", &old));
-        // Another service made it, of the password as it was sent.
+        // Another service made this hash, of the password as the client sent it.
         let mut output = [0; 32];
         engine.argon2(Argon2Class::DEFAULT_NATIVE, "e\u{301}", &[7; 16], &mut output);
         let foreign = HashClass::DEFAULT_NATIVE.hash(&[7; 16], &output).to_text();

@@ -18,9 +18,9 @@ pub(super) struct JobOwner<N, A, C> {
 /// Which limits apply to a job. A limit on one kind of jobs must not delay jobs of other kinds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct JobKind {
-    /// The job takes much longer than a native hash.
+    /// The job takes much longer than making a new hash.
     pub(super) is_heavy: bool,
-    /// The job needs more memory than a native hash.
+    /// The job needs more memory than making a new hash.
     pub(super) is_large: bool,
 }
 
@@ -54,7 +54,8 @@ struct SubQueue<V> {
     finish_time: Duration,
     /// The queue's position in the schedule. `None` if no job waits.
     position: Option<(Duration, u64)>,
-    /// The number of waiting jobs, including those in the queues of the next level.
+    /// The number of waiting jobs, including those in the queues of the next level (the Apps of a namespace, the
+    /// clients of an App).
     waiting: usize,
     /// The number of waiting jobs by kind.
     waiting_by_kind: KindCounts,
@@ -72,7 +73,7 @@ pub(super) struct FairQueue<N, A, C, T> {
     namespaces: FairScheduler<N, FairScheduler<A, FairScheduler<C, ClientJobs<T>>>>,
     /// The waiting jobs of each client address, over all Apps. Client addresses without waiting jobs have no entry.
     waiting_per_client: HashMap<C, ClientLoad>,
-    /// The number of clients' queues, including queues without jobs that only record used time.
+    /// The number of clients' queues, including queues without jobs, which only record how much time their jobs used.
     client_queues: usize,
 }
 
@@ -121,8 +122,8 @@ const TURNS_PER_MULTI_APP_TURN: u32 = 4;
 /// row before other queues take turns again: enough for a few heavy jobs, and well below the 2 s after which a waiting
 /// job is refused.
 const MAX_CREDIT: Duration = Duration::from_millis(500);
-/// The maximum number of clients' queues per slot, including queues that only record used time. A queue takes about 150
-/// bytes.
+/// The maximum number of clients' queues per slot, including queues without jobs, which only record how much time their
+/// jobs used. A queue takes about 150 bytes.
 const CLIENT_QUEUES_PER_SLOT: usize = 4;
 
 // === impl JobKind ===
@@ -237,7 +238,7 @@ impl<K: Clone + Eq + Hash, V> FairScheduler<K, V> {
         Some((kind, taken))
     }
 
-    /// Replaces the expected time of a job with the time that it took.
+    /// Replaces the expected time of a job, which was charged to its queue, with the time that the job took.
     fn correct_charge(&mut self, key: &K, expected: Duration, took: Duration) -> Option<&mut V> {
         let queue = self.queues.get_mut(key)?;
         let corrected = |charged: Duration| charged.saturating_sub(expected) + took;

@@ -8,8 +8,8 @@ use crate::domain::password::MAX_PASSWORD_CHARS;
 /// pattern, zxcvbn also computes 4^turns, where turns is the number of changes of direction, because a key has 4
 /// neighbours on average. A pattern of 32 characters has at most 31 turns: 4^31 fits in 64 bits, 4^32 does not.
 const MAX_SCORED_CHARS: usize = 32;
-/// The most keypad keys in a row. A keypad key has 5 neighbours on average, and a run of 28 keys has at most 27 changes
-/// of direction: 5^27 fits in 64 bits, 5^28 does not.
+/// The longest run of keypad keys that is scored. A keypad key has 5 neighbours on average, and a run of 28 keys has at
+/// most 27 changes of direction: 5^27 fits in 64 bits, 5^28 does not.
 const MAX_KEYPAD_RUN: usize = 28;
 /// The keys of the two keypads of zxcvbn.
 const KEYPAD: &str = "0123456789*+-./=";

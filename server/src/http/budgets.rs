@@ -84,9 +84,9 @@ const OPS_CONNECTIONS_PER_CLIENT: usize = 16;
 pub struct Budgets {
     request_bytes: Arc<Quota>,
     further_requests: Arc<Quota>,
-    /// The bodies of imports.
+    /// The budget for the bodies of imports.
     import_bytes: Arc<Quota>,
-    /// Large header blocks from trusted proxies. Their bytes are also counted in `request_bytes`.
+    /// The budget for large header blocks from trusted proxies. Their bytes are also counted in `request_bytes`.
     proxy_heads: Arc<Quota>,
     refusals: Refusals,
     /// Connection slots of the public listener.
@@ -117,7 +117,7 @@ pub struct ConnectionPermit {
     http2_slots: Option<SlotPermit>,
     /// Request bytes for a large header block.
     head: QuotaPermit,
-    /// The permit for the same bytes in `Budgets::proxy_heads`, if the peer is a trusted proxy.
+    /// If the peer is a trusted proxy: the permit of `Budgets::proxy_heads` for the bytes of `head`.
     proxy_head: Option<QuotaPermit>,
     has_large_head: bool,
 }
@@ -246,7 +246,7 @@ impl RequestMemory {
         self.import.try_grow(bytes)
     }
 
-    /// Acquires more bytes before they are read.
+    /// Acquires more bytes for the request. The bytes of a body are acquired before they are read.
     ///
     /// # Errors
     ///
@@ -317,8 +317,9 @@ impl ConnectionPermit {
         Ok(())
     }
 
-    /// Returns the slot of the connection. Requests that continue after their connection has ended keep the slot
-    /// occupied, so that a client cannot get more concurrent requests by disconnecting.
+    /// A shared handle to the slot of the connection. Each request holds one. Requests that continue after their
+    /// connection has ended keep the slot occupied, so that a client cannot get more concurrent requests by
+    /// disconnecting.
     pub(super) fn slot_permit(&self) -> Arc<SlotPermit> {
         Arc::clone(&self.slot)
     }

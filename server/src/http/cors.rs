@@ -38,7 +38,7 @@ pub enum Cors {
 // === impl Cors ===
 
 impl Cors {
-    /// `is_for_clients`: whether clients call the endpoint.
+    /// Returns the CORS headers for a request. `is_for_clients`: whether OpenID Connect clients call the endpoint.
     pub fn from_request(headers: &HeaderMap, app: &App, is_for_clients: bool) -> Self {
         let mut origins = headers.get_all(ORIGIN).iter();
         let (Some(origin), None) = (origins.next(), origins.next()) else { return Self::Unlisted };

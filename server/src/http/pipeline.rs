@@ -142,7 +142,7 @@ trait DynPipeline: Send + Sync {
     /// The bytes of the response to a request whose headers are not received in time.
     fn head_timeout_response(&self) -> Vec<u8>;
 
-    /// The bytes of the response to a request whose headers do not fit the budget.
+    /// The bytes of the response to a request whose headers do not fit the memory budget.
     fn head_refused_response(&self) -> Vec<u8>;
 
     fn budgets(&self) -> &Budgets;

@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 
 use crate::domain::client::{ClientAddress, Ipv6Site};
 
-/// Units that client addresses acquire. The memory of the quota is bounded: a client address or site is stored only
-/// while it holds units.
+/// A number of units, for example of bytes, that client addresses acquire and release. The memory of the quota itself
+/// is bounded: a client address or site is stored only while it holds units.
 #[derive(Debug)]
 pub struct Quota {
     total: usize,
@@ -127,7 +127,7 @@ impl Drop for QuotaPermit {
     }
 }
 
-/// Subtracts units from a holder, and removes a holder that has no units left.
+/// Subtracts units from a holder (a client address or site), and removes a holder that has no units left.
 fn release<K: Eq + Hash>(held: &mut HashMap<K, usize>, holder: K, units: usize) {
     if let Entry::Occupied(mut entry) = held.entry(holder) {
         let remaining = entry.get().saturating_sub(units);
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn one_client_cannot_hold_more_than_its_share() {
+    fn one_client_cannot_hold_more_units_than_its_limit() {
         let quota = Quota::new(100, 40, 50);
         let mut first = quota.try_acquire(client(1), 30).unwrap();
         assert_eq!(first.try_grow(11), Err(Exhausted));

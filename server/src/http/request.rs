@@ -44,7 +44,8 @@ const BOUNDS: Bounds = Bounds { depth: MAX_DEPTH, values: MAX_VALUES };
 /// Bounds of bodies with metadata: metadata of 8 KiB have at most 4,096 values.
 pub const METADATA_BOUNDS: Bounds = Bounds { depth: MAX_DEPTH, values: 5000 };
 
-/// Bytes that are acquired first for a body of unknown length. Each further step doubles the number of acquired bytes.
+/// Bytes that are acquired from the memory budget first for a body of unknown length. Each further step doubles the
+/// number of acquired bytes.
 const FIRST_RESERVATION: usize = 4 * 1024;
 
 /// The media type of forms (RFC 6749, appendix B).

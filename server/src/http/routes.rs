@@ -63,7 +63,7 @@ macro_rules! public_endpoints {
                 AuthorizationServerOfApp = Get "oauth-authorization-server-of-app"
                     "/{APPID}/.well-known/oauth-authorization-server" => discovery::authorization_server;
             }
-            // The paths without an App.
+            // The paths that belong to no App.
             service {
                 OpenApi = Get "openapi" "/openapi.json" => openapi_document;
             }
@@ -114,7 +114,7 @@ macro_rules! administration_endpoints {
                 AcknowledgeEvents = Post "acknowledge-events" "/v1/{APPID}/webhooks/{WEBHOOK}/acknowledge"
                     => administration::webhooks::acknowledge;
             }
-            // The paths without an App.
+            // The paths that belong to no App.
             service {
                 OpenApi = Get "openapi" "/openapi.json" => openapi_document;
             }
@@ -131,7 +131,7 @@ pub trait RouteTable: Copy + Eq + Send + Sync + 'static {
 
     fn verb(self) -> Verb;
 
-    /// The name in metrics, logs and the OpenAPI document.
+    /// The name of the route in metrics, logs and the OpenAPI document.
     fn name(self) -> &'static str;
 
     /// The path with `{APPID}` and other placeholders, as in the OpenAPI document.
@@ -231,7 +231,7 @@ pub enum Verb {
 pub struct PathPattern<R> {
     segments: Vec<Segment>,
     routes: Vec<R>,
-    /// The value of `Allow`.
+    /// The methods of all routes of the path, as the value of the header `Allow`.
     allow: String,
 }
 

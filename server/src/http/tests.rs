@@ -1,5 +1,5 @@
-//! Tests of the listeners over in-memory connections: how the request pipeline handles good and bad HTTP. The stores
-//! fail in the way that the test chooses ([`FailingStores`]). The end-to-end tests use real stores.
+//! Tests of the listeners over in-memory connections: how the request pipeline handles valid and invalid HTTP. The
+//! stores fail in the way that the test chooses ([`FailingStores`]). The end-to-end tests use real stores.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 

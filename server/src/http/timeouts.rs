@@ -250,7 +250,7 @@ impl<T> TimeoutStream<T> {
         self.seen_activity = activity;
     }
 
-    /// Records the received bytes, and acquires the slots or request bytes that they need.
+    /// Records the received bytes, and acquires the connection slots or the request bytes that they need.
     fn record_read(&mut self, bytes: &[u8]) -> Result<(), Exhausted> {
         if let HttpVersion::Preface(matched) = self.http_version {
             let expected = &PREFACE[matched..];
@@ -287,8 +287,8 @@ impl<T> TimeoutStream<T> {
         Ok(())
     }
 
-    /// Ends a connection that does not get the slots or request bytes that it needs: over HTTP/1 with a 503, over
-    /// HTTP/2 without a response.
+    /// Ends a connection that does not get the connection slots or the request bytes that it needs: over HTTP/1 with a
+    /// 503, over HTTP/2 without a response.
     fn refuse(&mut self, cx: &mut Context<'_>) -> io::Error
     where
         T: AsyncWrite + Unpin,

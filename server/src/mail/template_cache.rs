@@ -9,10 +9,11 @@ use parking_lot::Mutex;
 
 use super::templates::AppTemplates;
 
-/// The maximum size of all template sources in the cache, in bytes: that of four ConfigMaps of 256 KiB. A compiled
-/// template needs up to ten times the size of its source.
+/// The maximum size of all template sources in the cache, in bytes: as much as four ConfigMaps of 256 KiB contain. A
+/// compiled template needs up to ten times the size of its source.
 const MAX_SOURCE_BYTES: usize = 1024 * 1024;
-/// The maximum number of compiled sets in the cache. Each set also contains the compiled layout, about 20 KiB.
+/// The maximum number of sets in the cache. A set is the compiled templates of one App, or of Apps with the same texts.
+/// Each set also contains the compiled layout, about 20 KiB.
 const MAX_SETS: usize = 128;
 
 /// The sources of an App's templates by template name, as in the App's rendered document.

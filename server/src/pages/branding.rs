@@ -35,7 +35,7 @@ pub struct Branding {
     minimum_password_length: u32,
     #[serde(skip)]
     languages: Vec<Language>,
-    /// The other fields as a value of templates.
+    /// The serialized fields, as the value `app` of templates.
     #[serde(skip)]
     value: Value,
 }
@@ -43,7 +43,7 @@ pub struct Branding {
 #[derive(Clone, Debug, Serialize)]
 struct BrowserColor {
     color: String,
-    /// A media query. `None` if the color always applies.
+    /// The media query for which the color applies. `None` if the color always applies.
     media: Option<&'static str>,
 }
 
@@ -134,7 +134,7 @@ fn version(path: &str) -> &str {
     path.rsplit_once("?v=").map_or("", |(_, version)| version)
 }
 
-/// The path of an issuer: the base URL and the appID.
+/// The path of an issuer. The issuer is the base URL and the appID.
 fn issuer_path(issuer: &str) -> &str {
     let after_scheme = issuer.find("://").map_or(0, |index| index + 3);
     issuer[after_scheme..].find('/').map_or("", |index| &issuer[after_scheme + index..])

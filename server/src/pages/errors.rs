@@ -33,7 +33,7 @@ pub(super) struct FieldErrors {
     current_password: Option<String>,
 }
 
-/// The text of an error code. Only programs can get some of the codes; a page shows these as `invalid_request`.
+/// The text of an error code. Codes that only programs can get have the text of `invalid_request`.
 pub(super) const fn error_text(code: ErrorCode) -> &'static str {
     match code {
         ErrorCode::InvalidRequest
@@ -121,7 +121,7 @@ impl PageError {
         Self { code, fields: Vec::new(), retry_after: None }
     }
 
-    /// `text` is the ID of the text of the code on this page.
+    /// Returns the error with its text. `text` is the ID of the text that this page has for the error code.
     pub(super) fn show(&self, text: &str, texts: &PageTexts) -> ShownError {
         let message = match (self.code, self.retry_after) {
             (ErrorCode::RateLimited, Some(retry_after)) => {

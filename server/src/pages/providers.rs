@@ -11,7 +11,7 @@ use super::values::Timestamp;
 pub struct ProviderButton<'a> {
     /// The name of the provider in the App.
     pub name: &'a str,
-    /// Selects the colors in the stylesheet.
+    /// The preset of the provider. It selects the colors of the button in the stylesheet.
     kind: &'a str,
     /// The brand, or the name of the provider if it has no brand.
     pub label: &'a str,
@@ -26,7 +26,7 @@ pub struct LinkedProvider<'a> {
     pub since: Timestamp,
 }
 
-/// The logo of providers without a brand: a key.
+/// The logo of providers without a brand: a picture of a key.
 const OTHER_ICON: &str = "icons/other.svg";
 
 // === impl ProviderButton ===

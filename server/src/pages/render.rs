@@ -20,7 +20,7 @@ use super::{
 pub struct PageContext<'a> {
     pub branding: &'a Branding,
     pub texts: &'a PageTexts,
-    /// Why a form was refused. It is also in `<main data-error>`.
+    /// Why a form was refused. The error code is also in `<main data-error>`.
     pub error: Option<&'a PageError>,
     /// The value of the field `csrf`.
     pub csrf: &'a str,
@@ -112,8 +112,8 @@ static ENVIRONMENT: LazyLock<Environment<'static>> = LazyLock::new(|| {
 static EXPANDED: LazyLock<Vec<(&str, String)>> =
     LazyLock::new(|| TEMPLATES.iter().map(|(name, source)| (*name, expand(source))).collect());
 
-/// Replaces each `{% include "NAME" %}` by the source of this template. MiniJinja would render it as a template of its
-/// own, which takes longer. An include whose name is a variable stays.
+/// Replaces each `{% include "NAME" %}` by the source of the template NAME. MiniJinja would render the included
+/// template separately, which takes longer. An include whose name is a variable stays.
 fn expand(source: &str) -> String {
     let (before, included) = match source.split_once("{% include \"") {
         Some((before, rest)) => (before, rest.split_once("\" %}").expect("the tests expand every template")),
@@ -122,7 +122,7 @@ fn expand(source: &str) -> String {
     let (name, after) = included;
     let (_, template) = TEMPLATES.iter().find(|(other, _)| *other == name).expect("the tests expand every template");
     let template = expand(template);
-    // As for a template that is included, the last line break does not count.
+    // MiniJinja also leaves out the last line break of an included template.
     format!("{before}{}{}", template.strip_suffix('\n').unwrap_or(&template), expand(after))
 }
 

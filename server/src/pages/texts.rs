@@ -1,4 +1,4 @@
-//! The texts of one page: the App's own, and the default texts for the others.
+//! The texts of a page: the App's own texts, and the default for each text that the App does not replace.
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -11,8 +11,9 @@ use minijinja::{
     value::{Kwargs, Object, ObjectRepr, from_args},
 };
 
-/// The variables with the name of a Client. Another team chooses this name, and the name stands within sentences. In
-/// the list of devices, the variable `device` begins with the name of a Client.
+/// The variables that contain the name of a Client. Their values are isolated, because another team chooses the name,
+/// and the name stands within sentences. In the list of devices, the variable `device` begins with the name of a
+/// Client.
 const WITH_CLIENT_NAMES: [&str; 2] = ["client", "device"];
 /// These two characters isolate the direction of the text between them (Unicode Standard Annex 9, 2.4): a right-to-left
 /// name cannot change the order of the words around it. Unlike `<bdi>`, the characters also work in titles and
@@ -50,8 +51,8 @@ impl PageTexts {
         }
     }
 
-    /// Returns a text with the values of its variables. If the text does not exist, returns an empty text. The tests
-    /// use every ID.
+    /// Returns a text with the values of its variables. If the text does not exist, returns an empty text. Tests check
+    /// that no page has an empty text.
     pub(super) fn format(&self, id: &str, values: &[(&str, &str)]) -> String {
         self.try_format(id, values).unwrap_or_default()
     }
@@ -97,7 +98,8 @@ impl Object for TextFunction {
     }
 }
 
-/// The value of a variable, isolated if it has the name of a Client, which contains no isolates itself.
+/// The value of a variable. If it contains the name of a Client, it gets the isolating characters. The name itself
+/// never contains them.
 fn isolate_client_name<'v>(variable: &str, value: &'v str) -> Cow<'v, str> {
     if WITH_CLIENT_NAMES.contains(&variable) {
         format!("{FIRST_STRONG_ISOLATE}{value}{POP_DIRECTIONAL_ISOLATE}").into()

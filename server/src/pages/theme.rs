@@ -77,16 +77,16 @@ fn palette(accent: Rgb, background: Rgb) -> Palette {
     palette
 }
 
-/// The page around the card: a little darker than the card, if text on it stays easy to read and the accent, which
-/// marks the focus, stays visible.
+/// The color of the page around the card. It is a little darker than the card, if text on it stays easy to read and the
+/// accent, which marks the focus, stays visible.
 fn canvas(accent: Rgb, background: Rgb, text: Rgb) -> Rgb {
     let canvas = background.mix(BLACK, if text == WHITE { 35 } else { 4 });
     let is_readable = canvas.contrast(text) >= CANVAS_CONTRAST && canvas.contrast(accent) >= CONTROL_CONTRAST;
     if is_readable { canvas } else { background }
 }
 
-/// The buttons of providers on a light background. Google's, Apple's and Microsoft's colors are those of their brand
-/// guidelines; the buttons of the others look like Google's.
+/// The colors of the providers' buttons on a light background. Google's, Apple's and Microsoft's colors are those of
+/// their brand guidelines; the buttons of all other providers look like Google's.
 const PROVIDERS_ON_LIGHT: [(&str, Rgb); 9] = [
     ("provider", WHITE),
     ("provider-border", Rgb([0x74, 0x77, 0x75])),
@@ -99,7 +99,7 @@ const PROVIDERS_ON_LIGHT: [(&str, Rgb); 9] = [
     ("microsoft-text", Rgb([0x5e, 0x5e, 0x5e])),
 ];
 
-/// The buttons of providers on a dark background. Apple allows only its white button there.
+/// The colors of the providers' buttons on a dark background. There, Apple allows only its white button.
 const PROVIDERS_ON_DARK: [(&str, Rgb); 9] = [
     ("provider", Rgb([0x13, 0x13, 0x14])),
     ("provider-border", Rgb([0x8e, 0x91, 0x8f])),
@@ -132,7 +132,7 @@ impl Rgb {
 
     /// Relative luminance, from 0 (black) to 1 (white), as WCAG 2.2 defines it.
     fn luminance(self) -> f64 {
-        // A table, because a server computes the theme of every App when it starts.
+        // A table is fast, and a server computes the theme of every App when it starts.
         static LINEAR: LazyLock<[f64; 256]> = LazyLock::new(|| {
             std::array::from_fn(|value| {
                 let value = value as f64 / 255.0;
@@ -169,7 +169,7 @@ impl Rgb {
             .unwrap_or(other)
     }
 
-    /// The background with up to `percent` of a color, on which all these texts stay readable.
+    /// Mixes up to `percent` of a color into this background, but only so much that all these texts stay readable.
     fn tint(self, color: Self, percent: u16, texts: &[Self]) -> Self {
         (1..=percent)
             .rev()
@@ -178,7 +178,7 @@ impl Rgb {
             .unwrap_or(self)
     }
 
-    /// The color of a button under the pointer: with more contrast to the text on it.
+    /// The color of a button under the mouse pointer. It has more contrast to the text of the button.
     fn pressed(self) -> Self {
         self.mix(if self.text_color() == BLACK { WHITE } else { BLACK }, 12)
     }
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn every_color_is_readable_on_every_allowed_background() {
-        // Foreground, background, contrast.
+        // The names of the foreground and of the background, and their lowest contrast.
         const RULES: [(&str, &str, f64); 20] = [
             ("text", "background", 4.5),
             ("text", "canvas", 4.5),

@@ -6,13 +6,13 @@ use time::{Month, OffsetDateTime, UtcOffset};
 
 use super::texts::PageTexts;
 
-/// A time, for people and for programs.
+/// A time, as text for people and in ISO 8601 for programs.
 #[derive(Clone, Debug, Serialize)]
 pub struct Timestamp {
     text: String,
     /// The day without the time of day.
     date: String,
-    /// For the attribute `datetime`.
+    /// The time for the HTML attribute `datetime`.
     iso: String,
 }
 

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{domain::audit::EventKind, http::error::ErrorCode};
 
-/// A page.
+/// The data of a page, for its template.
 pub trait View: Serialize {
     const TEMPLATE: &'static str;
 
@@ -42,16 +42,22 @@ pub trait View: Serialize {
         None
     }
 
+    /// Whether every view of this type for which this is true has the same HTML, for one App and language. The HTML is
+    /// then rendered once for all browsers.
+    fn is_shared(&self) -> bool {
+        false
+    }
+
     /// The text of an error on this page.
     fn error_text(&self, code: ErrorCode) -> &'static str {
         errors::error_text(code)
     }
 }
 
-/// `login`.
+/// The page `login`.
 #[derive(Serialize)]
 pub struct LoginPage<'a> {
-    /// What the user entered.
+    /// The email address that the user entered.
     pub email: &'a str,
     pub providers: Vec<ProviderButton<'a>>,
     /// Whether the App accepts registrations.
@@ -71,7 +77,7 @@ pub enum LoginNotice {
     OtherAccount,
 }
 
-/// `register`.
+/// The page `register`.
 #[derive(Serialize)]
 pub struct RegisterPage<'a> {
     pub name: &'a str,
@@ -85,7 +91,7 @@ pub struct ConfirmNoticePage<'a> {
     pub email: &'a str,
 }
 
-/// `confirm`.
+/// The page `confirm`.
 #[derive(Serialize)]
 pub struct ConfirmPage<'a> {
     /// The code from the link, or what the user entered.
@@ -98,7 +104,7 @@ pub struct ConfirmPage<'a> {
     pub login_needed: bool,
 }
 
-/// `forgot`.
+/// The page `forgot`.
 #[derive(Serialize)]
 pub struct ForgotPage<'a> {
     pub email: &'a str,
@@ -112,7 +118,7 @@ pub struct ForgotNoticePage<'a> {
     pub address: &'a str,
 }
 
-/// `reset`.
+/// The page `reset`.
 #[derive(Serialize)]
 pub struct ResetPage<'a> {
     pub email: &'a str,
@@ -125,7 +131,7 @@ pub struct ResetPage<'a> {
     pub hides_code: bool,
 }
 
-/// `account`.
+/// The page `account`.
 #[derive(Serialize)]
 pub struct AccountPage<'a> {
     pub name: &'a str,
@@ -152,16 +158,16 @@ pub enum AccountNotice<'a> {
     EmailSent(&'a str),
     EmailConfirmed,
     PasswordSaved,
-    /// The label of the provider.
+    /// A provider with this label was linked.
     Linked(&'a str),
-    /// The label of the provider.
+    /// A provider with this label was unlinked.
     Unlinked(&'a str),
     SessionEnded,
     OthersEnded,
     ApplicationRemoved,
 }
 
-/// `account/password`.
+/// The page `account/password`.
 #[derive(Serialize)]
 pub struct PasswordPage<'a> {
     /// The email address of the account, for password managers. Can be empty.
@@ -172,24 +178,24 @@ pub struct PasswordPage<'a> {
     pub login_needed: bool,
 }
 
-/// `account/email`.
+/// The page `account/email`.
 #[derive(Serialize)]
 pub struct EmailPage<'a> {
     pub current: Option<&'a str>,
-    /// What the user entered.
+    /// The email address that the user entered.
     pub email: &'a str,
     pub asks_password: bool,
     pub login_needed: bool,
 }
 
-/// `account/delete`.
+/// The page `account/delete`.
 #[derive(Serialize)]
 pub struct DeletePage {
     pub asks_password: bool,
     pub login_needed: bool,
 }
 
-/// `account/identities`.
+/// The page `account/identities`.
 #[derive(Serialize)]
 pub struct IdentitiesPage<'a> {
     pub linked: Vec<LinkedProvider<'a>>,
@@ -200,7 +206,7 @@ pub struct IdentitiesPage<'a> {
     pub notice: Option<AccountNotice<'a>>,
 }
 
-/// `account/sessions`.
+/// The page `account/sessions`.
 #[derive(Serialize)]
 pub struct SessionsPage<'a> {
     pub sessions: Vec<SessionRow>,
@@ -221,7 +227,7 @@ pub struct SessionRow {
     pub current: bool,
 }
 
-/// `account/activity`.
+/// The page `account/activity`.
 #[derive(Serialize)]
 pub struct ActivityPage {
     pub events: Vec<ActivityRow>,
@@ -235,7 +241,7 @@ pub struct ActivityRow {
     ip: Option<String>,
 }
 
-/// `account/applications`.
+/// The page `account/applications`.
 #[derive(Serialize)]
 pub struct ApplicationsPage<'a> {
     pub applications: Vec<ApplicationRow<'a>>,
@@ -245,13 +251,13 @@ pub struct ApplicationsPage<'a> {
 
 #[derive(Serialize)]
 pub struct ApplicationRow<'a> {
-    /// The value of the field `client`.
+    /// The id of the Client, as in the field `client` of the form that removes the application.
     pub client: &'a str,
     pub name: &'a str,
     pub since: Timestamp,
 }
 
-/// `consent`.
+/// The page `consent`.
 #[derive(Serialize)]
 pub struct ConsentPage<'a> {
     /// The display name of the Client.
@@ -271,8 +277,8 @@ pub struct ScopeRow<'a> {
     text: &'static str,
 }
 
-/// The response to a Client as a form (OAuth 2.0 Form Post Response Mode). A script of the service submits the form;
-/// without scripts, the user does.
+/// The response to a Client as a form (OAuth 2.0 Form Post Response Mode). A script of the service submits the form. If
+/// the browser runs no scripts, the user submits it.
 #[derive(Serialize)]
 pub struct FormPostPage<'a> {
     /// The redirect URL.
@@ -288,11 +294,11 @@ pub struct FormPostField<'a> {
     pub value: &'a str,
 }
 
-/// `logout`: the question.
+/// The page `logout` that asks whether to log out.
 #[derive(Serialize)]
 pub struct LogoutPage;
 
-/// `logout`: after the session has ended.
+/// The page `logout` after the session has ended.
 #[derive(Serialize)]
 pub struct LogoutDonePage;
 
@@ -320,6 +326,10 @@ impl View for LoginPage<'_> {
 
     fn session_ended(&self) -> bool {
         self.notice == Some(LoginNotice::AccountDeleted)
+    }
+
+    fn is_shared(&self) -> bool {
+        self.email.is_empty() && self.notice.is_none()
     }
 
     fn script(&self) -> Option<&'static Asset> {

@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use crate::domain::groups::MAX_GROUPS_PER_USER;
 
-/// Reads the groups that the App takes over from the claim, sorted and without duplicates. Returns `None` if the claim
-/// is not an array. The result is empty if there are more groups than a user can have.
+/// Reads from the claim the groups that the App's settings select, sorted and without duplicates. Returns `None` if the
+/// claim is not an array. The result is empty if there are more groups than a user can have.
 ///
 /// Drops items that are not strings, and names that are not valid after the prefix is added. The number of items is
 /// bounded, because the JSON that contains the claim is bounded ([`super::RESPONSE_BOUNDS`]).

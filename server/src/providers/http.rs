@@ -29,7 +29,7 @@ pub(super) const MAX_RESPONSE_BODY: usize = 64 * 1024;
 /// that the provider has just closed is lost, together with the authorization code in the request.
 const POOL: PoolLimits = PoolLimits { max_idle_per_host: 16, idle_timeout: Duration::from_secs(20) };
 
-/// The HTTP client.
+/// The HTTP client for calls to providers.
 pub(super) struct ProviderHttp {
     client: OutboundClient,
     metrics: Metrics,
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_proxy_is_not_used_for_known_private_addresses() {
+    async fn known_private_addresses_are_refused_without_asking_the_proxy() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let proxy = OutboundProxy::new(&format!("http://{}", listener.local_addr().unwrap()), "").unwrap();
         let http = ProviderHttp::new(OutboundPolicy::default(), proxy, HashMap::new(), Vec::new(), Metrics::new());

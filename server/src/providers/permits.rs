@@ -41,7 +41,8 @@ const MAX_CHECKS_PER_NAMESPACE: usize = 2;
 /// Namespace and name of a Provider.
 pub(super) type SharedProviderKey = Arc<(String, String)>;
 
-/// The number of permits in use at each level. A level without permits in use has no entry.
+/// The number of permits in use at each level, for example of one namespace or of one client address. A level without
+/// permits in use has no entry.
 #[derive(Default)]
 pub(super) struct Permits(Arc<Mutex<HashMap<LimitLevel, usize>>>);
 

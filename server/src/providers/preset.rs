@@ -46,14 +46,14 @@ pub(super) enum EndpointSource {
         authorization: &'static str,
         token: &'static str,
     },
-    /// The Provider's `authorizationURL`, `tokenURL`, `userInfoURL` and `introspectionURL`.
+    /// The URLs in the Provider resource: `authorizationURL`, `tokenURL`, `userInfoURL` and `introspectionURL`.
     Configured,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum IssuerSource {
     Fixed(&'static str),
-    /// The value of this option of the Provider.
+    /// The issuer is the value of this option of the Provider.
     Option(&'static str),
     /// Microsoft: depends on the option `tenant`. For some tenants, the issuer in the discovery document is a template.
     MicrosoftTenant,
@@ -66,7 +66,7 @@ pub(super) enum ClientAuthenticationMethod {
     Post,
     /// Basic if the discovery document lists it or has no list of methods. Otherwise Post.
     Discovered,
-    /// The Provider's `clientAuthentication`.
+    /// The method in `clientAuthentication` of the Provider resource.
     Configured,
     /// Like [`Self::Post`], but the client secret is a JWT that the server signs with the private key from Apple.
     AppleKey,
@@ -84,7 +84,7 @@ pub(super) enum ProfileSource {
         /// If set, the user's email address comes from this list, not from the profile.
         addresses: Option<AddressList>,
     },
-    /// The Provider's `userInfoURL`.
+    /// The endpoint in `userInfoURL` of the Provider resource.
     Configured,
 }
 
@@ -120,10 +120,10 @@ pub(super) enum ClaimNames {
         subject: &'static [&'static str],
         email: Option<&'static str>,
         verified: EmailVerificationSource,
-        /// The first of these claims with a valid name is used.
+        /// The claims that can contain the user's name. The first of them with a valid name is used.
         name: &'static [&'static str],
     },
-    /// The Provider's `claims`.
+    /// The names in `claims` of the Provider resource.
     Configured,
 }
 
@@ -134,11 +134,11 @@ pub(super) enum EmailVerificationSource {
     Never,
     /// The documentation says that the provider returns only verified email addresses.
     Documented,
-    /// This claim is `true`.
+    /// The email address is verified if this claim is `true`.
     Claim(&'static str),
-    /// This claim is `true` or 1.
+    /// The email address is verified if this claim is `true` or 1.
     ClaimOrNumberOne(&'static str),
-    /// The member [`AddressList::verified`] of the primary email address is `true`.
+    /// The primary email address is verified if its member [`AddressList::verified`] is `true`.
     AddressList,
 }
 
@@ -149,7 +149,7 @@ pub(super) enum TokenCheck {
     None,
     Endpoint {
         method: CheckMethod,
-        /// The client ID replaces `{client_id}`.
+        /// The URL of the endpoint, in which the client ID replaces `{client_id}`.
         url: &'static str,
         token: TokenLocation,
         authentication: CheckAuthentication,
@@ -183,7 +183,7 @@ pub(super) enum TokenLocation {
     Query(&'static str),
     Form(&'static str),
     Json(&'static str),
-    /// In `Authorization`, with this scheme.
+    /// In the header `Authorization`, with this scheme.
     Header(&'static str),
 }
 

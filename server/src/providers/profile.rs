@@ -34,7 +34,7 @@ pub(super) struct SourceClaims {
     /// Whether the source states that the email address is verified. `None` if the source has no such claim.
     verified: Option<bool>,
     name: ClaimValue<Name>,
-    /// The groups to take over. Missing if the App takes over no groups.
+    /// The groups of the source that the App's settings select. Also `Missing` if the App selects no groups.
     groups: ClaimValue<Vec<GroupName>>,
 }
 
@@ -131,7 +131,7 @@ impl ClaimMapping {
         (!subject.is_empty() && subject.len() <= MAX_SUBJECT_LENGTH).then_some(subject)
     }
 
-    /// Whether the statement lacks a claim that another source can have.
+    /// Whether `statement` lacks a claim that another source (the userinfo endpoint) can have.
     pub(super) fn has_missing_claims(&self, statement: &SourceClaims) -> bool {
         let is_verified_by_claim = matches!(self.verified, EmailVerification::Claim { .. });
         self.email.is_some() && statement.email.is_missing()
@@ -159,7 +159,8 @@ impl ClaimMapping {
         }
     }
 
-    /// Combines the statements of several sources about one user. `None` if the first statement has no subject.
+    /// Combines what several sources (responses and tokens) state about one user. `None` if the first statement has no
+    /// subject.
     pub(super) fn verified_identity(
         &self,
         authority: String,
@@ -489,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_setting_no_groups_are_read() {
+    fn without_the_setting_for_groups_no_groups_are_read() {
         let source = json!({ "sub": "1", "groups": ["staff"] });
         let oidc = json!({ "issuer": "https://id.example", "claims": {} });
         assert!(identity("oidc", oidc, &[&source]).unwrap().groups.is_empty());

@@ -1,4 +1,4 @@
-//! The `Providers` port: forwards to `SocialProviders`.
+//! Implements the port `Providers` with `SocialProviders`.
 
 use latchkey_crds::rendered::RenderedProvider;
 

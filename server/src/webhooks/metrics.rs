@@ -24,7 +24,7 @@ pub struct WebhookMetrics {
 pub(super) enum DeliveryOutcome {
     Sent,
     Retried,
-    /// No attempt was possible.
+    /// The event stays in the queue, because no attempt was possible.
     Waited,
     /// The event became a dead letter.
     Dead,

@@ -32,7 +32,7 @@ const DELIVERY_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum number of bytes of a response body that are read, so that its connection can be used again. Nothing of
 /// the body is kept.
 const MAX_DISCARDED_BYTES: usize = 64 * 1024;
-/// How long the body of a response is read.
+/// The maximum time in which the body of a response is read.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(1);
 /// The limits of idle connections. Few connections are kept, and only briefly, because an installation can have many
 /// receivers.

@@ -31,7 +31,8 @@ enum Sweep {
 /// Removes events of removed webhooks, old dead letters, and events that consumers did not fetch; gives up old
 /// deliveries. Returns how many events were removed. Events of an App without a document stay until the App's users are
 /// deleted. The server that deletes the users also deletes the events, unless its version is too old to know webhook
-/// events. This sweep deletes the events that a server of such a version has left. The webhooks take turns.
+/// events. This sweep deletes the events that a server of such a version has left. After each batch of a webhook, the
+/// next webhook gets its batch.
 pub async fn remove_old_events(stores: &Stores, apps: &Apps, metrics: &WebhookMetrics) -> Result<u64, StoreError> {
     let postgres = &stores.postgres;
     let end = Instant::now() + MAX_DELETE_TIME;
@@ -56,7 +57,7 @@ pub async fn remove_old_events(stores: &Stores, apps: &Apps, metrics: &WebhookMe
                 removed += count;
                 queue.push_back((key, sweep));
             }
-            // Continue with the other webhooks. This one is swept again an hour later.
+            // The sweep continues with the other webhooks. The next sweep, an hour later, includes this webhook again.
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
                 warn!(

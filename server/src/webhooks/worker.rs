@@ -50,7 +50,7 @@ pub trait Sender: Send + Sync + 'static {
 #[derive(Clone, Default)]
 struct InFlight(Arc<Mutex<HashMap<String, usize>>>);
 
-/// One event that is being sent. It counts until this value is dropped.
+/// One event that is being sent. [`InFlight`] counts it until this value is dropped.
 struct InFlightEvent {
     counts: InFlight,
     namespace: String,
@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_claim_is_limited_to_some_webhooks_and_each_webhook_gets_its_turn() {
+    async fn a_claim_is_limited_to_some_webhooks_but_every_webhook_is_claimed_eventually() {
         let leased = (0..MAX_WEBHOOKS_PER_CLAIM + 44).map(|number| format!("leased{number}"));
         let leased = leased.flat_map(|webhook| events(&webhook, 1).collect::<Vec<_>>());
         let mut running = run(leased.chain(events("crm", 1)).collect());

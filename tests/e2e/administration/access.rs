@@ -27,7 +27,7 @@ pub(super) struct ApiCall {
     allowed: &'static [&'static str],
 }
 
-/// All calls except those of pull webhooks.
+/// All calls of the administration API except those of pull webhooks.
 pub(super) const CALLS: [ApiCall; 23] = [
     call("GET", "users", None, 200, &["reads", "runs"]),
     call("POST", "users", Some(r#"{"email":"ada@example.com"}"#), 200, &["runs"]),
@@ -178,7 +178,7 @@ async fn a_call_is_in_flight_until_its_response_is_read() {
     test.admin().get("users?limit=1").await.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
     let reader = test.administrator("reads");
     reader.get("export").await.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
-    // The server checks the rights before the limit.
+    // The server checks the rights of the caller before the maximum number of calls in flight.
     reader.get("export?hashes=true").await.expect_error(StatusCode::FORBIDDEN, "access_denied");
     drop(held);
     eventually("the calls have ended", LIVE_LIMIT, || async {

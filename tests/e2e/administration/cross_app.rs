@@ -43,7 +43,7 @@ async fn a_role_in_one_app_is_no_role_in_another() {
         let response = unlisted.send(request(&unlisted, (method, template), &target)).await;
         assert_eq!(response.status, StatusCode::UNAUTHORIZED, "{method} {template}: {}", response.text);
         response.expect_error(StatusCode::UNAUTHORIZED, "invalid_client");
-        // In the App `shop`, this account is a Reader.
+        // In `blog`, this account is only an Introspector. Its role Reader in `shop` does not count.
         let response = introspector.send(request(&introspector, (method, template), &target)).await;
         assert_eq!(response.status, StatusCode::FORBIDDEN, "{method} {template}: {}", response.text);
         response.expect_error(StatusCode::FORBIDDEN, "access_denied");

@@ -153,7 +153,7 @@ async fn unknown_and_malformed_groups_and_users_get_404() {
         removed.expect_error(StatusCode::NOT_FOUND, "not_found");
         admin.get(&format!("users/{user}/groups")).await.expect_error(StatusCode::NOT_FOUND, "not_found");
     }
-    // The query and the body are checked before the group.
+    // The server checks the query and the body before it looks up the group.
     for path in ["groups/staff", "groups/-a"] {
         let unknown = admin.put(path, &json!({ "name": "x" })).await;
         let unknown = unknown.expect_error(StatusCode::BAD_REQUEST, "invalid_request");

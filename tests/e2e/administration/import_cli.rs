@@ -17,9 +17,9 @@ use crate::fault_support::unlimited_app;
 
 /// An import of some thousand users takes seconds, on a loaded machine longer.
 const IMPORT_LIMIT: Duration = Duration::from_secs(120);
-/// The beginning of a hash with the parameters of the service.
+/// The beginning of a password hash that the service itself computes.
 const NATIVE_PREFIX: &str = "$argon2id$v=19$m=19456,t=2,p=1$";
-/// The maximum number of lines in a request.
+/// The maximum number of lines that the program sends in one request.
 const BATCH: i64 = 1000;
 
 /// An import that runs or has run. Its output is appended to a log.

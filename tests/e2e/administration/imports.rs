@@ -1,4 +1,4 @@
-//! Imports.
+//! Imports of users through the administration API.
 
 use http::{Method, StatusCode};
 use latchkey_tests::{builders::Provider, passwords::PASSWORD};

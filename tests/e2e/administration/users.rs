@@ -260,7 +260,7 @@ async fn the_sessions_of_a_user_are_listed_and_ended() {
 }
 
 #[tokio::test]
-async fn mails_are_queued_only_if_they_have_a_purpose() {
+async fn a_mail_is_queued_only_if_the_user_can_use_it() {
     let test = AdministrationTest::start().await;
     let (admin, client, app) = (test.admin(), test.test_app.client(), test.test_app.id());
     let id = admin.create(&json!({ "email": EMAIL, "mail": "confirm" })).await;

@@ -12,19 +12,19 @@ use crate::{
 };
 
 /// The buttons that send a form. The others change only what the page shows.
-const SENDING: &str = "button:not([type=button])";
+const SENDING_BUTTONS: &str = "button:not([type=button])";
 
 /// Opens a page and presses each of its buttons. Then opens each link of this page, and of the pages to which the
 /// buttons lead.
 async fn scan(browser: &Browser, base_url: &str, url: &str) {
     browser.open(url).await;
-    let buttons = browser.count(SENDING).await;
+    let buttons = browser.count(SENDING_BUTTONS).await;
     assert!(buttons > 0, "the page has a button");
     let mut links = page_links(browser).await;
     for button in 0..buttons {
         browser.open(url).await;
         browser.run_script("document.querySelectorAll('button[type=button]').forEach(button => button.click())").await;
-        browser.run_script(&format!("document.querySelectorAll('{SENDING}')[{button}].click()")).await;
+        browser.run_script(&format!("document.querySelectorAll('{SENDING_BUTTONS}')[{button}].click()")).await;
         // A form without a password is refused.
         browser.text_of("main[data-error]").await;
         links.extend(page_links(browser).await);
@@ -101,7 +101,7 @@ async fn a_form_of_another_site_logs_nobody_in() {
     );
     let site = OtherSite::start(vec![("/", attack)]).await;
     let browser = Browser::start().await.unwrap();
-    // The victim has the cookies of the pages.
+    // The victim's browser gets the cookies of the pages.
     browser.open(&pages.url("login")).await;
     browser.open(&site.url("/")).await;
     browser.click("button").await;

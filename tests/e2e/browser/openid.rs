@@ -1,11 +1,12 @@
-//! Requests and responses of Clients that are forms, in Chromium.
+//! Authorization requests and responses that are sent as forms, in Chromium.
 
 use latchkey_tests::{browser::Browser, builders::Client, passwords::PASSWORD};
 
 use super::OtherSite;
 use crate::pages::{EMAIL, PagesTest};
 
-/// A page of another site with a form that asks for a code, and for the response in a form.
+/// A page of another site with a form that requests an authorization code. The service must send its response as a
+/// form, too.
 fn form(pages: &PagesTest, client: &Client, callback: &str) -> String {
     let fields = [
         ("client_id", client.client_id()),

@@ -8,8 +8,8 @@ use crate::pages::{EMAIL, PagesTest};
 const BUTTON: &str = ".password button";
 /// The width of the narrowest screen in CSS pixels (WCAG 2.2, success criterion 1.4.10).
 const NARROWEST: u32 = 320;
-/// The size of a target in CSS pixels (WCAG 2.2, success criterion 2.5.5).
-const TARGET: u64 = 44;
+/// The minimum width and height of a button in CSS pixels (WCAG 2.2, success criterion 2.5.5).
+const MIN_BUTTON_SIZE: u64 = 44;
 
 async fn type_of(browser: &Browser, css: &str) -> String {
     browser.attribute(css, "type").await.expect("a field has a type")
@@ -43,7 +43,7 @@ async fn a_password_can_be_shown_and_is_sent_as_a_password() {
 
     browser.click(BUTTON).await;
     assert_eq!(type_of(&browser, "#password").await, "text");
-    // The window gets the event after the form.
+    // This listener of the window runs after the listener of the form, so it sees the field as it is sent.
     let listen = "addEventListener('submit', () =>
         sessionStorage.setItem('sent', document.querySelector('#password').type))";
     browser.run_script(listen).await;
@@ -65,7 +65,7 @@ async fn the_focus_and_the_cursor_stay_where_they_are() {
         assert_eq!(type_of(&browser, "#password").await, shown);
         assert_eq!(browser.run_script(place).await, json!(["password", 2, 5]), "{shown}");
     }
-    // With the keyboard, the focus is on the button.
+    // If the user presses the button with the keyboard, the focus stays on the button.
     let press = "const button = document.querySelector('.password button'); button.focus(); button.click();
         return document.activeElement === button";
     for shown in ["text", "password"] {
@@ -107,7 +107,7 @@ async fn the_button_is_large_and_moves_and_covers_nothing() {
          const moved = top() - before;
          button.hidden = false;
          return {{
-             isSmall: box.width < {TARGET} || box.height < {TARGET},
+             isSmall: box.width < {MIN_BUTTON_SIZE} || box.height < {MIN_BUTTON_SIZE},
              coversText: box.left < end,
              isCut: button.scrollWidth > button.clientWidth + 1,
              moved,

@@ -20,10 +20,11 @@ use crate::support::claims_of;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// A service with an App that lists a ServiceAccount. Only the tokens of Argo CD have an audience of the App.
+/// A service with an App that lists a ServiceAccount. Of all clients, only Argo CD gets tokens with the appID as an
+/// audience.
 struct Introspection {
     test: OpenIdTest,
-    /// `Bearer` and the token of the ServiceAccount.
+    /// The value of the ServiceAccount's `Authorization` header: `Bearer` and the token.
     caller: String,
 }
 
@@ -113,7 +114,7 @@ async fn a_client_sees_its_own_tokens() {
 }
 
 #[tokio::test]
-async fn nobody_else_can_introspect() {
+async fn only_listed_service_accounts_and_clients_with_a_secret_can_introspect() {
     let introspection = Introspection::start().await;
     let test = &introspection.test;
     let mut browser = test.logged_in_browser().await;

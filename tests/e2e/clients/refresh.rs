@@ -51,8 +51,8 @@ async fn only_the_client_itself_can_refresh() {
     expect_invalid_client(test.refresh(Auth::Basic(GRAFANA, "wrong"), token).await);
     expect_invalid_client(test.refresh(Auth::Public(GRAFANA), token).await);
     expect_invalid_client(test.refresh(Auth::Nothing, token).await);
-    // The App's own front ends send a refresh as JSON and without a client. The token of a client is refused in such a
-    // request.
+    // The App's own front ends send a refresh as JSON and without client credentials. The token of a client is refused
+    // in such a request.
     let refused = test.client().refresh(test.test_app.id(), token).await;
     refused.expect_error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type");
     // The client cannot use a refresh token of the App's own sessions.
@@ -118,7 +118,7 @@ async fn a_client_that_is_no_longer_served_loses_its_tokens() {
     test.set_clients(vec![namesake]).await;
     expect_invalid_grant(test.refresh(AS_GRAFANA, token).await);
     test.userinfo(access_token).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
-    // Serves the same Client again, as after a new grant for its namespace. The old token is valid again.
+    // Serves the same Client again, as if the App accepted the Client's namespace again. The old token is valid again.
     test.set_clients(default_clients()).await;
     test.refresh(AS_GRAFANA, token).await.expect(StatusCode::OK);
 }

@@ -57,7 +57,7 @@ async fn a_client_cannot_revoke_the_tokens_of_the_app() {
         expect_invalid_grant(test.post("revoke", AS_GRAFANA, &[("token", login.string(name))]).await);
     }
     test.client().refresh(test.test_app.id(), login.string("refresh_token")).await.expect(StatusCode::OK);
-    // A request without a client can still revoke the App's own tokens.
+    // A request without client credentials can still revoke the App's own tokens.
     test.post("revoke", Auth::Nothing, &[("token", login.string("token"))]).await.expect(StatusCode::OK);
     expect_invalid_grant(test.client().refresh(test.test_app.id(), login.string("refresh_token")).await);
 }

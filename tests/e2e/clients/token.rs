@@ -107,7 +107,7 @@ async fn a_second_exchange_ends_the_session_of_the_first() {
 }
 
 #[tokio::test]
-async fn of_eight_exchanges_at_once_at_most_one_succeeds_and_its_session_ends() {
+async fn of_eight_concurrent_exchanges_at_most_one_succeeds_and_its_session_ends() {
     let test = OpenIdTest::start().await;
     let mut browser = test.logged_in_browser().await;
     for _ in 0..5 {

@@ -115,7 +115,7 @@ async fn access_of_a_client_that_the_app_no_longer_has_is_listed_and_withdrawn_b
     assert!(!sessions.text().contains(&test.client.client_id()), "{}", sessions.html);
     test.wait_for_event(EMAIL, "consent_withdrawn").await;
 
-    // If the App has no Client and the list has no entries, there is no page.
+    // If the App has no Client and the list would be empty, the page of the list does not exist.
     for browser in [&mut browser, &mut never] {
         assert!(!browser.open(&account).await.expect_at(&account).links().contains(&list));
         assert_eq!(browser.open(&list).await.status, StatusCode::NOT_FOUND);

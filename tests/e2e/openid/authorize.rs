@@ -193,7 +193,7 @@ async fn a_language_of_the_client_is_used_if_the_user_has_chosen_none() {
     assert!(german.html.contains("<html lang=\"de\""), "{}", german.html);
 }
 
-// Attacks (RFC 9700).
+// The following tests are about attacks that RFC 9700 describes.
 
 /// The security headers of a page that must not be framed or cached.
 fn assert_protected(page: &LoadedPage) {

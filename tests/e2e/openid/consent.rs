@@ -41,7 +41,7 @@ async fn a_user_is_asked_once_for_the_same_scopes() {
     let page = test.authorize(&mut browser, &more).await.expect_at(&test.path("consent"));
     assert!(page.text().contains("Your groups") && page.text().contains("Access while you are away"));
     reply(&test.decide(&mut browser, &page, "allow").await);
-    // A later consent adds its scopes.
+    // The later consent has added its scopes to the stored consent.
     test.code(&mut browser, &[("scope", "openid email groups offline_access")]).await;
     assert_eq!(test.consent_count().await, 1);
     let asked = [("scope", "openid email"), ("prompt", "consent")];
@@ -49,7 +49,7 @@ async fn a_user_is_asked_once_for_the_same_scopes() {
 }
 
 #[tokio::test]
-async fn a_claim_that_is_asked_for_alone_is_shown() {
+async fn a_claim_that_is_requested_without_its_scope_is_shown() {
     let test = ProviderTest::with_client(once).await;
     let mut browser = test.logged_in_browser(EMAIL).await;
     let claims = [("claims", r#"{"userinfo": {"email": null}}"#)];
@@ -85,7 +85,7 @@ async fn a_user_can_use_another_account() {
 }
 
 #[tokio::test]
-async fn select_account_shows_the_account() {
+async fn prompt_select_account_shows_the_account_of_the_session() {
     let test = ProviderTest::start().await;
     let mut browser = test.logged_in_browser(EMAIL).await;
     let page = test.authorize(&mut browser, &[("prompt", "select_account")]).await.expect_at(&test.path("consent"));
@@ -155,7 +155,7 @@ async fn a_program_on_the_device_needs_the_user_for_each_code() {
         test.authorize(&mut browser, &CHALLENGE).await.expect_at(&test.path("consent"));
         let silent: Vec<(&str, &str)> = CHALLENGE.iter().copied().chain([("prompt", "none")]).collect();
         assert_eq!(reply(&test.authorize(&mut browser, &silent).await)["error"], "interaction_required");
-        // A login for this request shows that the user is there.
+        // A login on the login page of this request shows that the user is there, so there is no consent page.
         let mut new_browser = test.new_browser();
         let login = test.authorize(&mut new_browser, &CHALLENGE).await.expect_at(&test.path("login"));
         assert!(reply(&test.log_in_at(&mut new_browser, &login, EMAIL).await).contains_key("code"));
@@ -163,7 +163,7 @@ async fn a_program_on_the_device_needs_the_user_for_each_code() {
 }
 
 #[tokio::test]
-async fn a_later_login_does_not_count_for_a_prepared_post() {
+async fn a_later_login_for_another_purpose_does_not_allow_an_earlier_posted_request() {
     let test = ProviderTest::of_device("com.example.program:/done").await;
     test.test_app.register_and_confirm(EMAIL).await;
     // A program prepares the request before the user logs in for another purpose.
@@ -177,7 +177,7 @@ async fn a_later_login_does_not_count_for_a_prepared_post() {
 }
 
 #[tokio::test]
-async fn a_login_for_another_purpose_does_not_replace_the_decision() {
+async fn a_login_for_another_purpose_does_not_replace_the_consent() {
     let test = ProviderTest::of_device("com.example.program:/done").await;
     test.test_app.register_and_confirm(EMAIL).await;
     let mut browser = test.new_browser();

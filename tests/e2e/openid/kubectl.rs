@@ -21,7 +21,7 @@ use latchkey_tests::{
 };
 use serde_json::{Value, json};
 
-/// The prefix of users and groups of the provider in the cluster.
+/// The prefix that the API server puts before the names of the provider's users and groups.
 const PREFIX: &str = "latchkey:";
 const ROTATE_SECRET_ANNOTATION: &str = "latchkey.dev/rotate-secret";
 /// Limit for a call of kubectl, with the login. The API server reads the provider's keys within 10 s after its start.
@@ -46,7 +46,8 @@ struct Home {
 // === impl KubectlTest ===
 
 impl KubectlTest {
-    /// `make_client` returns the Client. It gets the provider and the redirect URL.
+    /// Starts the provider and the cluster. `make_client` gets the provider and the redirect URL, and returns the
+    /// Client.
     async fn start(make_client: impl FnOnce(&OpenIdProvider, &str) -> Client) -> Self {
         let provider = OpenIdProvider::start().await.unwrap();
         let port = process::free_port();

@@ -6,10 +6,10 @@ use serde_json::json;
 
 use super::pages::{EMAIL, ProviderTest};
 
-const BYE: &str = "https://grafana.example.com/bye";
+const LOGOUT_REDIRECT_URL: &str = "https://grafana.example.com/bye";
 
 fn with_logout_url(client: Client) -> Client {
-    client.set_own("postLogoutRedirectURLs", json!([BYE]))
+    client.set_own("postLogoutRedirectURLs", json!([LOGOUT_REDIRECT_URL]))
 }
 
 fn logout_path(test: &ProviderTest, sent: &[(&str, &str)]) -> String {
@@ -28,11 +28,14 @@ async fn id_token(test: &ProviderTest, browser: &mut PageBrowser) -> String {
 }
 
 #[tokio::test]
-async fn a_hint_of_the_session_logs_out_at_once() {
+async fn an_id_token_of_the_session_logs_out_at_once() {
     let test = ProviderTest::with_client(with_logout_url).await;
     let mut browser = test.logged_in_browser(EMAIL).await;
     let hint = id_token(&test, &mut browser).await;
-    let path = logout_path(&test, &[("id_token_hint", &hint), ("post_logout_redirect_uri", BYE), ("state", "a b")]);
+    let path = logout_path(
+        &test,
+        &[("id_token_hint", &hint), ("post_logout_redirect_uri", LOGOUT_REDIRECT_URL), ("state", "a b")],
+    );
     // A link scanner that sends HEAD logs nobody out.
     let client = test.test_app.client();
     let cookies: Vec<String> = browser.cookies.iter().map(|(name, value)| format!("{name}={value}")).collect();
@@ -41,15 +44,15 @@ async fn a_hint_of_the_session_logs_out_at_once() {
     assert!(is_logged_in(&test, &mut browser).await);
 
     let done = browser.open(&path).await;
-    assert_eq!(done.external, Some(format!("{BYE}?state=a%20b")));
+    assert_eq!(done.external, Some(format!("{LOGOUT_REDIRECT_URL}?state=a%20b")));
     assert!(!browser.cookies.keys().any(|name| name.starts_with("latchkey-session.")), "{:?}", browser.cookies);
     assert!(!is_logged_in(&test, &mut browser).await);
     // A second logout, without a session, redirects at once, too.
-    assert_eq!(browser.open(&path).await.external, Some(format!("{BYE}?state=a%20b")));
+    assert_eq!(browser.open(&path).await.external, Some(format!("{LOGOUT_REDIRECT_URL}?state=a%20b")));
 }
 
 #[tokio::test]
-async fn without_a_hint_of_the_session_the_user_is_asked() {
+async fn without_an_id_token_of_the_session_the_user_is_asked() {
     let test = ProviderTest::with_client(with_logout_url).await;
     let mut other = test.logged_in_browser(EMAIL).await;
     let old_hint = id_token(&test, &mut other).await;
@@ -58,8 +61,8 @@ async fn without_a_hint_of_the_session_the_user_is_asked() {
     test.log_in_at(&mut browser, &login, EMAIL).await;
     let client_id = test.client.client_id();
     for sent in [
-        &[("client_id", client_id.as_str()), ("post_logout_redirect_uri", BYE), ("state", "s")][..],
-        &[("id_token_hint", old_hint.as_str()), ("post_logout_redirect_uri", BYE), ("state", "s")],
+        &[("client_id", client_id.as_str()), ("post_logout_redirect_uri", LOGOUT_REDIRECT_URL), ("state", "s")][..],
+        &[("id_token_hint", old_hint.as_str()), ("post_logout_redirect_uri", LOGOUT_REDIRECT_URL), ("state", "s")],
     ] {
         let question = browser.open(&logout_path(&test, sent)).await.expect_at(&test.path("logout"));
         assert!(!question.html.contains(&old_hint));
@@ -70,10 +73,10 @@ async fn without_a_hint_of_the_session_the_user_is_asked() {
         assert!(german.html.contains("<html lang=\"de\""));
         assert_eq!(german.form(&test.path("logout")).fields.len(), 2, "csrf and tx");
     }
-    let sent = [("client_id", client_id.as_str()), ("post_logout_redirect_uri", BYE)];
+    let sent = [("client_id", client_id.as_str()), ("post_logout_redirect_uri", LOGOUT_REDIRECT_URL)];
     let question = browser.open(&logout_path(&test, &sent)).await;
     let done = browser.submit(&question, &test.path("logout"), &[]).await;
-    assert_eq!(done.external.as_deref(), Some(BYE));
+    assert_eq!(done.external.as_deref(), Some(LOGOUT_REDIRECT_URL));
     assert!(!is_logged_in(&test, &mut browser).await);
     assert!(is_logged_in(&test, &mut other).await, "only this browser is logged out");
 }
@@ -89,10 +92,10 @@ async fn a_wrong_request_logs_nobody_out() {
     let (hint, client_id, other_id) = (hint.as_str(), client_id.as_str(), other_id.as_str());
     let forged = format!("{}x", &hint[..hint.len() - 1]);
     let cases: [(&[(&str, &str)], &str); 6] = [
-        (&[("post_logout_redirect_uri", BYE)], "invalid_request"),
+        (&[("post_logout_redirect_uri", LOGOUT_REDIRECT_URL)], "invalid_request"),
         (&[("id_token_hint", forged.as_str())], "invalid_request"),
         (&[("id_token_hint", hint), ("client_id", other_id)], "invalid_request"),
-        (&[("client_id", other_id), ("post_logout_redirect_uri", BYE)], "redirect_url_not_allowed"),
+        (&[("client_id", other_id), ("post_logout_redirect_uri", LOGOUT_REDIRECT_URL)], "redirect_url_not_allowed"),
         (&[("id_token_hint", hint), ("post_logout_redirect_uri", "https://evil.example")], "redirect_url_not_allowed"),
         (&[("client_id", client_id), ("client_id", client_id)], "invalid_request"),
     ];
@@ -103,7 +106,7 @@ async fn a_wrong_request_logs_nobody_out() {
 }
 
 #[tokio::test]
-async fn a_post_of_another_site_logs_out_at_once_only_with_the_hint_of_the_session() {
+async fn a_post_of_another_site_logs_out_at_once_only_with_the_id_token_of_the_session() {
     let test = ProviderTest::with_client(with_logout_url).await;
     let mut browser = test.logged_in_browser(EMAIL).await;
     let hint = id_token(&test, &mut browser).await;
@@ -123,8 +126,8 @@ async fn a_post_of_another_site_logs_out_at_once_only_with_the_hint_of_the_sessi
     let empty = post(&browser, &[]).await;
     browser.open(&empty).await.expect_at(&test.path("logout"));
     assert!(is_logged_in(&test, &mut browser).await);
-    let hinted = post(&browser, &[("id_token_hint", &hint), ("post_logout_redirect_uri", BYE)]).await;
-    assert_eq!(browser.open(&hinted).await.external.as_deref(), Some(BYE));
+    let hinted = post(&browser, &[("id_token_hint", &hint), ("post_logout_redirect_uri", LOGOUT_REDIRECT_URL)]).await;
+    assert_eq!(browser.open(&hinted).await.external.as_deref(), Some(LOGOUT_REDIRECT_URL));
     assert!(!is_logged_in(&test, &mut browser).await);
 }
 

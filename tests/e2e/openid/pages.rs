@@ -25,7 +25,7 @@ pub(super) const CALLBACK: &str = "https://grafana.example.com/callback";
 pub(super) struct ProviderTest {
     pub(super) test_app: TestApp,
     pub(super) client: Client,
-    /// The redirect URL that requests have.
+    /// The redirect URL in the test's authorization requests.
     pub(super) callback: &'static str,
 }
 
@@ -126,7 +126,8 @@ impl ProviderTest {
         browser.open(&self.request(changes)).await
     }
 
-    /// Authorizes without a page, and returns the code.
+    /// Sends an authorization request to which the service must respond with a code and without a page. Returns the
+    /// code.
     pub(super) async fn code(&self, browser: &mut PageBrowser, changes: &[(&str, &str)]) -> String {
         reply(&self.authorize(browser, changes).await)["code"].clone()
     }

@@ -1,4 +1,5 @@
-//! Libraries and proxies: sign in, refresh, log out, rotated signing key, rotated secret, group in the token.
+//! Third-party libraries and proxies sign in users, refresh and log out, also after the signing key and the secret have
+//! rotated, and get the user's group.
 
 use latchkey_tests::{
     openid::{

@@ -1,5 +1,5 @@
-//! Hosted pages of an App: the rendered document, the ConfigMaps that it needs, the own host, and servers of an earlier
-//! version.
+//! Hosted pages of an App: the rendered document, the ConfigMaps that it needs, the host that only this App uses, and
+//! servers of an earlier version.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -43,13 +43,13 @@ fn config_map(install: &Installation<'_>, name: &str, field: &str, values: Value
     })
 }
 
-/// The own host in the annotation of the rendered Secret.
+/// The host of the App's pages in the annotation of the rendered Secret.
 async fn published_host(install: &Installation<'_>, app: &App) -> Option<String> {
     let secret = rendered_secret(install, app).await?;
     secret.metadata.annotations.unwrap_or_default().remove(PAGES_HOST_ANNOTATION)
 }
 
-/// Waits until the App holds the host, in its document and in the annotation.
+/// Waits until the host belongs to the App: it is in the App's document and in the annotation.
 async fn wait_until_host_is_held(install: &Installation<'_>, app: &App) {
     eventually(&format!("{} holds the host", app.id()), LIMIT, || async {
         (published_host(install, app).await.as_deref() == Some(HOST)).then_some(())
@@ -58,7 +58,8 @@ async fn wait_until_host_is_held(install: &Installation<'_>, app: &App) {
     assert_eq!(rendered_document(install, app).await["pages"]["host"], HOST);
 }
 
-/// Waits until the App reports that it does not hold the host. Its pages are published without the host.
+/// Waits until the App reports that the host belongs to another App. The pages of this App are published without the
+/// host.
 async fn wait_for_host_conflict(install: &Installation<'_>, app: &App, namespace: &str) {
     let message = wait_for_condition(
         install,
@@ -197,7 +198,7 @@ async fn if_two_apps_race_for_a_host_one_gets_it_and_the_other_gets_it_after_the
 }
 
 #[tokio::test]
-async fn the_holder_keeps_its_host_until_it_gives_it_up() {
+async fn an_app_keeps_its_host_until_it_gives_the_host_up() {
     let install = TestCluster::shared().await.install().await;
     let _server = install.start_server().await;
     let _operator = install.start_operator().await;

@@ -26,7 +26,7 @@ use super::helpers::wait_for_condition;
 const LIMIT: Duration = Duration::from_secs(60);
 /// How long a Lease lasts without a renewal.
 const LEASE_DURATION: Duration = Duration::from_secs(15);
-/// The name of the Client in the lifecycle of an App.
+/// The name of the Client that [`run_lifecycle`] creates for an App.
 const CLIENT: &str = "grafana";
 /// Number of installations, which test different permissions at the same time.
 const INSTALLS: usize = 4;

@@ -129,7 +129,7 @@ async fn reachable_follows_the_provider_and_the_app_stays_ready() {
     servers.restart(0, Reason::DiscoveryFailed).await;
     let message = wait_for_reachable(&install, ConditionStatus::False, "DiscoveryFailed").await;
     assert!(message.contains("check the issuer"), "{message}");
-    // The other server reports the same, so the operator writes nothing.
+    // The other server reports the same result, so the operator writes nothing.
     servers.restart(1, Reason::DiscoveryFailed).await;
 
     upstream.clear_scripts();

@@ -90,7 +90,7 @@ async fn the_registration_of_another_address_does_not_suffice() {
     let page = other.open(&link).await;
     let refused = other.submit(&page, &pages.path("confirm"), &[]).await;
     refused.expect_error(401, "reauthentication_required");
-    // The cookie of the registration belongs to its browser cookie.
+    // The registration cookie is valid only in the browser that registered: a copy in another browser is refused.
     let mut copied = pages.new_browser();
     pages.open(&mut copied, "login").await;
     let stolen = other.cookies.iter().filter(|(name, _)| name.starts_with("latchkey-tx."));

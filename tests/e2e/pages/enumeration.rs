@@ -9,7 +9,7 @@ use latchkey_tests::{
 use super::{EMAIL, PagesTest, app};
 use crate::support::{NAME, WRONG_CODE};
 
-const UNKNOWN: &str = "eve@example.com";
+const UNKNOWN_EMAIL: &str = "eve@example.com";
 
 /// The text without sealed (encrypted) addresses, which are different each time.
 fn without_sealed(text: &str) -> String {
@@ -38,7 +38,7 @@ fn shape(page: &LoadedPage, browser: &PageBrowser, email: &str) -> (u16, String,
 /// Sends the form of a page for the known and for an unknown address, and asserts that both look alike.
 async fn assert_alike(pages: &PagesTest, page: &str, fields: &[(&str, &str)], status: u16) {
     let mut shapes = Vec::new();
-    for email in [EMAIL, UNKNOWN] {
+    for email in [EMAIL, UNKNOWN_EMAIL] {
         let mut browser = pages.new_browser();
         let fields: Vec<(&str, &str)> = fields.iter().copied().chain([("email", email)]).collect();
         let shown = pages.fill_in(&mut browser, page, &fields).await;

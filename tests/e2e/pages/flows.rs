@@ -1,4 +1,4 @@
-//! Every flow from its first page to its last.
+//! Everything that a user can do on the hosted pages, each from the first page to the last.
 
 use http::StatusCode;
 use latchkey_tests::{

@@ -61,6 +61,7 @@ impl SocialPages {
         browser.press(&form.unwrap_or_else(|| panic!("no {action} in {}", page.html))).await
     }
 
+    /// The numbers of users, identities and sessions.
     async fn counts(&self) -> (i64, i64, usize) {
         (
             self.pages.test_app.query_number("SELECT count(*) FROM users").await,

@@ -158,7 +158,7 @@ async fn a_discovery_document_of_another_issuer_is_rejected() {
 }
 
 #[tokio::test]
-async fn an_announced_issuer_parameter_is_required() {
+async fn a_callback_must_have_the_issuer_parameter_that_discovery_announces() {
     let fixture = Fixture::new("oidc").await;
     let mut discovery = fixture.upstream.profile().discovery();
     discovery["authorization_response_iss_parameter_supported"] = json!(true);

@@ -81,7 +81,7 @@ async fn format_json_returns_the_authorization_url_and_invalid_parameters_are_re
 }
 
 #[tokio::test]
-async fn a_missing_wrong_or_foreign_state_is_refused() {
+async fn a_state_that_is_missing_wrong_or_used_elsewhere_is_refused() {
     let other_app = app();
     let social = SocialTest::of(app(), Stack::builder().app(&other_app)).await;
     let mut browser = social.new_client();
@@ -477,7 +477,7 @@ async fn an_error_of_another_issuer_is_not_accepted() {
 }
 
 #[tokio::test]
-async fn requiring_bound_flows_also_ends_unbound_flows() {
+async fn an_app_that_begins_to_require_bound_flows_refuses_unbound_flows() {
     let social = SocialTest::start().await;
     let start_unbound_flow = async || {
         let response = social.new_client().get(&format!("{}?format=json", social.path("redirect"))).await;

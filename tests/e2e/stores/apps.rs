@@ -104,12 +104,12 @@ async fn an_app_belongs_to_one_namespace_until_it_is_handed_over() {
 }
 
 #[tokio::test]
-async fn other_keys_than_those_of_the_users_are_rejected_until_new_keys_are_requested() {
+async fn a_claim_with_other_keys_is_rejected_until_new_keys_are_requested() {
     let fixture = Fixture::new().await;
     let first_keys = a_claim(&fixture, "shop");
     let other_keys = OwnershipClaim { incarnation: Some("i2".to_owned()), ..first_keys.clone() };
     assert_eq!(claim_app(&fixture, &first_keys).await, ClaimOutcome::Held);
-    // Without users, other keys are accepted.
+    // While the App has no users, a claim with other keys is accepted.
     assert_eq!(claim_app(&fixture, &other_keys).await, ClaimOutcome::Held);
     assert_eq!(claim_app(&fixture, &first_keys).await, ClaimOutcome::Held);
     register_user(&fixture, 0).await.unwrap();
@@ -130,7 +130,7 @@ async fn other_keys_than_those_of_the_users_are_rejected_until_new_keys_are_requ
 }
 
 #[tokio::test]
-async fn other_keys_do_not_cancel_a_deletion() {
+async fn a_claim_with_other_keys_does_not_cancel_a_deletion() {
     let fixture = Fixture::new().await;
     let first_keys = a_claim(&fixture, "shop");
     claim_app(&fixture, &first_keys).await;
@@ -304,7 +304,7 @@ async fn a_deletion_can_be_cancelled_only_before_its_end() {
 }
 
 #[tokio::test]
-async fn the_epochs_of_a_deleted_apps_users_are_forgotten() {
+async fn the_epochs_of_a_deleted_apps_users_are_deleted() {
     let fixture = Fixture::new().await;
     let claim = a_claim(&fixture, "shop");
     claim_app(&fixture, &claim).await;
@@ -446,7 +446,7 @@ async fn a_handover_and_new_keys_are_accepted_only_one_after_the_other() {
 }
 
 #[tokio::test]
-async fn an_empty_database_frees_nothing_and_gets_no_row() {
+async fn a_release_in_an_empty_database_frees_no_app_id_and_writes_no_row() {
     let fixture = Fixture::new().await;
     let claim = a_claim(&fixture, "shop");
     for _ in 0..2 {

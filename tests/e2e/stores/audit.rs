@@ -152,7 +152,7 @@ async fn many_concurrent_events_cost_few_transactions() {
 }
 
 #[tokio::test]
-async fn an_event_without_a_user_leaves_no_row() {
+async fn an_event_without_a_user_is_not_stored() {
     let fixture = Fixture::new().await;
     let event = Event { user: None, ..an_event(EventKind::PasswordResetRequested, a_user_id()) };
     fixture.stores.record(&fixture.app, event).await;
@@ -334,7 +334,7 @@ async fn concurrent_or_repeated_writes_store_each_row_once() {
 }
 
 #[tokio::test]
-async fn refusals_cannot_fill_the_table() {
+async fn refusals_cannot_fill_the_table_of_audit_events() {
     let fixture = Fixture::new().await;
     let user = a_user_id();
     let quarter_start = time_to_next_quarter_hour();

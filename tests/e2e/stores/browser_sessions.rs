@@ -39,14 +39,14 @@ const TIMES: BrowserSessionTimes = BrowserSessionTimes { idle_seconds: IDLE_SECO
 const PASSWORD: &str = "correct horse battery staple";
 
 /// One App, and one client that calls it.
-struct Pages {
+struct PagesFixture {
     fixture: Fixture,
     app: App,
     env: Env,
     client: ClientInfo,
 }
 
-impl Pages {
+impl PagesFixture {
     async fn new() -> Self {
         let fixture = Fixture::new().await;
         let app = loaded_app(&fixture);
@@ -132,7 +132,7 @@ fn an_app_session(user: UserId) -> NewSession {
 
 #[tokio::test]
 async fn a_login_opens_a_browser_session_that_only_its_cookie_finds() {
-    let pages = Pages::new().await;
+    let pages = PagesFixture::new().await;
     let user = a_user_id();
     let cookie = pages.log_in(user, None).await;
     let found = pages.find(&cookie).await.unwrap();
@@ -147,7 +147,7 @@ async fn a_login_opens_a_browser_session_that_only_its_cookie_finds() {
 
 #[tokio::test]
 async fn the_same_user_keeps_the_session_and_gets_a_new_login_time_and_method() {
-    let pages = Pages::new().await;
+    let pages = PagesFixture::new().await;
     let user = a_user_id();
     let first_login = BrowserLogin { auth_time: now() - Duration::hours(1), ..a_login(user, 1) };
     let first = pages.try_log_in(first_login.clone(), None).await.unwrap();
@@ -166,12 +166,12 @@ async fn the_same_user_keeps_the_session_and_gets_a_new_login_time_and_method() 
 
 #[tokio::test]
 async fn a_second_login_restarts_the_end_and_the_idle_time() {
-    let pages = Pages::new().await;
+    let pages = PagesFixture::new().await;
     let user = a_user_id();
     let first_login = BrowserLogin { auth_time: now() - Duration::hours(2), ..a_login(user, 1) };
     let first = pages.try_log_in(first_login, None).await.unwrap();
     let second = pages.log_in(user, Some(first)).await;
-    // The first login alone would have ended after an hour. Each lookup is a use.
+    // Without the second login, the session would end after an hour. Each lookup is a use.
     for minutes in [45, 90, 135, 175] {
         assert!(pages.is_live_after(&second, Duration::minutes(minutes)).await, "after {minutes} min");
     }
@@ -180,7 +180,7 @@ async fn a_second_login_restarts_the_end_and_the_idle_time() {
 
 #[tokio::test]
 async fn a_session_that_has_ended_does_not_come_back_with_its_id() {
-    let pages = Pages::new().await;
+    let pages = PagesFixture::new().await;
     let user = a_user_id();
     let first = pages.log_in(user, None).await;
     sessions::log_out(pages.call(), &pages.find(&first).await.unwrap()).await.unwrap();
@@ -197,7 +197,7 @@ async fn a_session_that_has_ended_does_not_come_back_with_its_id() {
 
 #[tokio::test]
 async fn a_login_of_another_user_ends_the_session_of_this_browser_only() {
-    let pages = Pages::new().await;
+    let pages = PagesFixture::new().await;
     let (ada, eve) = (a_user_id(), a_user_id());
     let (here, elsewhere) = (pages.log_in(ada, None).await, pages.log_in(ada, None).await);
     let tokens = pages.open_app_session(ada).await;
@@ -212,7 +212,7 @@ async fn a_login_of_another_user_ends_the_session_of_this_browser_only() {
 
 #[tokio::test]
 async fn a_replaced_cookie_neither_ends_nor_renews_the_session() {
-    let pages = Pages::new().await;
+    let pages = PagesFixture::new().await;
     let (ada, eve) = (a_user_id(), a_user_id());
     let first_login = BrowserLogin { auth_time: now() - Duration::minutes(10), ..a_login(ada, 1) };
     let stolen = pages.try_log_in(first_login, None).await.unwrap();
@@ -234,7 +234,7 @@ async fn a_replaced_cookie_neither_ends_nor_renews_the_session() {
 
 #[tokio::test]
 async fn a_login_that_opens_no_session_ends_none() {
-    let pages = Pages::new().await;
+    let pages = PagesFixture::new().await;
     let (ada, eve) = (a_user_id(), a_user_id());
     let here = pages.log_in(ada, None).await;
     pages.raise_epoch(eve, 2, None).await;
@@ -244,7 +244,7 @@ async fn a_login_that_opens_no_session_ends_none() {
 
 #[tokio::test]
 async fn a_renewal_never_changes_a_session_of_the_app() {
-    let pages = Pages::new().await;
+    let pages = PagesFixture::new().await;
     let user = a_user_id();
     let app_session = pages.open_app_session(user).await;
     let stores = &pages.fixture.stores;
@@ -256,7 +256,7 @@ async fn a_renewal_never_changes_a_session_of_the_app() {
 
 #[tokio::test]
 async fn a_browser_session_ends_when_idle_and_at_the_end_of_its_lifetime() {
-    let pages = Pages::new().await;
+    let pages = PagesFixture::new().await;
     let idle = Duration::seconds(IDLE_SECONDS.into());
     let cookie = pages.log_in(a_user_id(), None).await;
     assert!(pages.is_live_after(&cookie, idle / 2).await);
@@ -273,7 +273,7 @@ async fn a_browser_session_ends_when_idle_and_at_the_end_of_its_lifetime() {
 
 #[tokio::test]
 async fn a_raised_epoch_ends_browser_sessions_except_the_one_that_made_the_change() {
-    let pages = Pages::new().await;
+    let pages = PagesFixture::new().await;
     let user = a_user_id();
     let (kept, ended) = (pages.log_in(user, None).await, pages.log_in(user, None).await);
     pages.raise_epoch(user, 2, Some(kept)).await;
@@ -290,7 +290,7 @@ async fn a_raised_epoch_ends_browser_sessions_except_the_one_that_made_the_chang
 
 #[tokio::test]
 async fn browser_sessions_and_sessions_of_the_app_together_are_at_most_100() {
-    let pages = Pages::new().await;
+    let pages = PagesFixture::new().await;
     let user = a_user_id();
     let oldest = pages.log_in(user, None).await;
     for number in 1..100 {
@@ -305,14 +305,14 @@ async fn browser_sessions_and_sessions_of_the_app_together_are_at_most_100() {
     assert_eq!(count(&later).await, 100);
     assert!(pages.find(&oldest).await.is_none(), "the least recently used session");
     let newest = login.unwrap();
-    // The second login of a session opens no further session.
+    // A second login that renews a session opens no further session.
     pages::open_browser_session(pages.call_at(&later), a_login(user, 1), Some(newest), TIMES).await.unwrap().unwrap();
     assert_eq!(count(&later).await, 100);
 }
 
 #[tokio::test]
 async fn the_list_shows_the_kind_of_a_session_and_a_browser_session_can_be_ended_there() {
-    let pages = Pages::new().await;
+    let pages = PagesFixture::new().await;
     let user = a_user_id();
     let (stores, app) = (&pages.fixture.stores, &pages.fixture.app);
     let tokens = pages.open_app_session(user).await;
@@ -336,7 +336,7 @@ async fn the_list_shows_the_kind_of_a_session_and_a_browser_session_can_be_ended
 
 #[tokio::test]
 async fn neither_an_access_token_nor_a_refresh_token_works_for_a_browser_session() {
-    let pages = Pages::new().await;
+    let pages = PagesFixture::new().await;
     let cookie = pages.log_in(a_user_id(), None).await;
     let found = pages.find(&cookie).await.unwrap();
     // The service never issues such tokens. They have valid signatures.
@@ -360,7 +360,8 @@ async fn neither_an_access_token_nor_a_refresh_token_works_for_a_browser_session
     }
 }
 
-/// The list_sessions.lua of the version before browser sessions. All other scripts that read sessions are unchanged.
+/// The script list_sessions.lua of the last version without browser sessions. The other scripts of that version that
+/// read sessions are the same as today.
 const PREVIOUS_LIST_SCRIPT: &str = "
 local now = redis.call('TIME')
 now = now[1] * 1000 + math.floor(now[2] / 1000) + ARGV[1]
@@ -377,7 +378,7 @@ return sessions";
 
 #[tokio::test]
 async fn the_previous_version_of_the_server_tolerates_a_browser_session() {
-    let pages = Pages::new().await;
+    let pages = PagesFixture::new().await;
     let user = a_user_id();
     let cookie = pages.log_in(user, None).await;
     let app = &pages.fixture.app;
@@ -409,7 +410,7 @@ async fn the_previous_version_of_the_server_tolerates_a_browser_session() {
 
 #[tokio::test]
 async fn a_kind_that_only_newer_servers_know_is_listed_without_a_kind() {
-    let pages = Pages::new().await;
+    let pages = PagesFixture::new().await;
     let cookie = pages.log_in(a_user_id(), None).await;
     let mut redis = redis::Redis::shared().await.connect().await.unwrap();
     let _: i64 = ::redis::cmd("HSET")
@@ -425,7 +426,7 @@ async fn a_kind_that_only_newer_servers_know_is_listed_without_a_kind() {
 
 #[tokio::test]
 async fn all_keys_of_a_browser_session_expire_in_redis() {
-    let pages = Pages::new().await;
+    let pages = PagesFixture::new().await;
     let cookie = pages.log_in(a_user_id(), None).await;
     pages.log_in(cookie.user, Some(cookie)).await;
     let mut redis = redis::Redis::shared().await.connect().await.unwrap();
@@ -440,7 +441,7 @@ async fn all_keys_of_a_browser_session_expire_in_redis() {
 
 #[tokio::test]
 async fn the_login_page_has_the_limits_of_the_json_login() {
-    let pages = Pages::new().await;
+    let pages = PagesFixture::new().await;
     let address = pages.client.client_address();
     let password_hash = pages.fixture.stores.hash(&pages.app, address, &Password::new(PASSWORD)).await.unwrap();
     let user = NewUser { password_hash, ..a_new_user("ada@example.com") };
@@ -468,8 +469,8 @@ async fn the_login_page_has_the_limits_of_the_json_login() {
 }
 
 #[tokio::test]
-async fn a_social_login_returns_only_to_its_browser_and_keeps_a_long_transaction_in_redis() {
-    let pages = Pages::new().await;
+async fn a_social_login_returns_only_to_its_browser_and_keeps_a_long_authorization_request_in_redis() {
+    let pages = PagesFixture::new().await;
     let (browser, other_browser) = (BrowserId::generate(&pages.env), BrowserId::generate(&pages.env));
     for (transaction, is_stored) in [(None, false), (Some("t".repeat(1_024)), false), (Some("t".repeat(6_000)), true)] {
         let started = start_social_login(pages.call(), &browser, SocialPurpose::LogIn, transaction.as_deref());
@@ -493,8 +494,8 @@ async fn a_social_login_returns_only_to_its_browser_and_keeps_a_long_transaction
 }
 
 #[tokio::test]
-async fn long_transactions_have_the_limits_of_unbound_flows() {
-    let pages = Pages::new().await;
+async fn long_authorization_requests_have_the_limits_of_unbound_flows() {
+    let pages = PagesFixture::new().await;
     let browser = BrowserId::generate(&pages.env);
     let start = async |transaction: &str| {
         start_social_login(pages.call(), &browser, SocialPurpose::LogIn, Some(transaction)).await.map(drop)

@@ -108,7 +108,7 @@ async fn the_oldest_consents_beyond_the_maximum_are_removed() {
     for number in 0..MAX_CONSENTS {
         assert!(add(&fixture, a_consent(user, &format!("uid-{number}"), "openid", number)).await);
     }
-    // The new consent stays, even if the clock of its server is behind.
+    // The new consent stays, even if the clock of the server that adds it is behind.
     assert!(add(&fixture, a_consent(user, "new", "openid", -5)).await);
     let listed = stores.consents(app, user).await.unwrap();
     assert_eq!(i64::try_from(listed.len()).unwrap(), MAX_CONSENTS);

@@ -151,9 +151,9 @@ async fn used_and_expired_flows_are_not_counted() {
     assert_eq!(count_found(&later, app, &expired).await, 0);
 }
 
-/// Pages store long transactions for an hour, among social logins of ten minutes.
+/// The `tx` of a registration that is too long for the cookie is stored for an hour, social logins for ten minutes.
 #[tokio::test]
-async fn a_longer_flow_outlives_the_others() {
+async fn a_flow_with_a_longer_lifetime_outlives_the_others() {
     let fixture = Fixture::new().await;
     let Fixture { stores, app, .. } = &fixture;
     let long = a_flow_id();

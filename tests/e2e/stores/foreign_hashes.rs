@@ -22,7 +22,8 @@ const BCRYPT_13: &str = "$2b$13$......................AesgC8c2NCv6R248WVftVw.gqv
 const PBKDF2: &str = "$pbkdf2-sha1$i=1,l=20$c2FsdA$DGDID5YfDnHzqbUkr2ASBi/gN6Y";
 const NATIVE: &str = "$argon2id$v=19$m=19456,t=2,p=1$AAECAwQFBgcICQoLDA0ODw$AAECAwQFBgcICQoLDA0ODw";
 
-/// The class of `NATIVE`, which a login reads from the hashes themselves.
+/// The class (algorithm and cost) of `NATIVE`, a hash that is not foreign. A login reads such a class from the hashes
+/// of the users.
 const NATIVE_CLASS: &str = "argon2id$v=19$m=19456,t=2,p=1";
 
 async fn create_user(fixture: &Fixture, email: &str) -> NewUser {
@@ -236,7 +237,8 @@ async fn expired_foreign_hashes_are_removed_with_an_event() {
     assert_eq!(fixture.count(events).await, 2);
     assert_eq!(fixture.count(&format!("{events} AND user_id = '{}'", users[0])).await, 1);
 
-    // An imported hash has the parameters that the installation has chosen since then.
+    // After the import of this hash, the installation chose its parameters. So the hash counts as the installation's
+    // own.
     let stronger = NATIVE.replace("t=2", "t=3");
     set_hash(&fixture, users[0], &stronger).await;
     let class = "argon2id$v=19$m=19456,t=3,p=1";
@@ -265,7 +267,7 @@ async fn a_login_reads_the_parameters_of_the_hashes_that_servers_made() {
     let other = fixture.stores.login_candidate(&an_app(), &an_email("u0@example.com")).await.unwrap();
     assert!(other.hash_classes.is_empty(), "of another App");
 
-    // As logins do after a change to m=65536,t=3,p=1.
+    // Replaces the hashes, as logins do after the installation has changed its parameters to m=65536,t=3,p=1.
     fixture
         .execute(&format!("UPDATE users SET password_hash = '{}' WHERE email LIKE 'u%'", hash("m=65536,t=3,p=1")))
         .await;

@@ -81,7 +81,7 @@ fn texts(memberships: &[Membership]) -> Vec<&str> {
     names
 }
 
-async fn of_user(fixture: &Fixture, user: UserId) -> Vec<String> {
+async fn group_names(fixture: &Fixture, user: UserId) -> Vec<String> {
     let groups = fixture.stores.of_user(&fixture.app, user).await.unwrap();
     groups.iter().map(|group| group.name.as_str().to_owned()).collect()
 }
@@ -407,18 +407,18 @@ async fn groups_are_read_from_redis_and_older_groups_never_replace_newer_ones() 
     let user = create_user(&fixture, "ada@example.com").await;
     create_group(&fixture, "team").await;
     open_session(&fixture, user).await;
-    assert!(of_user(&fixture, user).await.is_empty());
+    assert!(group_names(&fixture, user).await.is_empty());
     let GroupsChange { groups: first, .. } = changed(add(&fixture, "team", user).await);
-    assert!(of_user(&fixture, user).await.is_empty(), "Redis has the groups of before the change");
+    assert!(group_names(&fixture, user).await.is_empty(), "Redis has the groups of before the change");
     let (stores, app) = (&fixture.stores, &fixture.app);
     assert_eq!(stores.store_groups(app, user, &first).await.unwrap(), Replication::Complete);
-    assert_eq!(of_user(&fixture, user).await, ["team"]);
+    assert_eq!(group_names(&fixture, user).await, ["team"]);
     assert_eq!(stores.current_groups(app, user).await.unwrap(), Some(first.clone()));
 
     let old = Membership { name: "old".parse().unwrap(), source: String::new() };
     let older = UserGroups { version: 0, memberships: first.memberships.iter().cloned().chain([old]).collect() };
     stores.store_groups(app, user, &older).await.unwrap();
-    assert_eq!(of_user(&fixture, user).await, ["team"]);
+    assert_eq!(group_names(&fixture, user).await, ["team"]);
 
     // Without Postgres, the groups are still known.
     let proxy = Proxy::start(fixture.database.addr).unwrap();
@@ -427,7 +427,7 @@ async fn groups_are_read_from_redis_and_older_groups_never_replace_newer_ones() 
     assert_eq!(texts(&without_postgres.of_user(app, user).await.unwrap()), ["team"]);
     let stranger = create_user(&fixture, "grace@example.com").await;
     assert_unavailable(without_postgres.of_user(app, stranger).await);
-    assert!(of_user(&fixture, stranger).await.is_empty());
+    assert!(group_names(&fixture, stranger).await.is_empty());
     assert!(without_postgres.of_user(app, stranger).await.unwrap().is_empty(), "they were read in the meantime");
 }
 
@@ -443,12 +443,12 @@ async fn a_slow_reader_does_not_bring_back_former_groups_of_a_user_without_a_ses
     let removed = changed(remove(&fixture, "team", user).await);
     stores.store_groups(app, user, &removed.groups).await.unwrap();
     stores.store_groups(app, user, &read).await.unwrap();
-    assert!(of_user(&fixture, user).await.is_empty());
+    assert!(group_names(&fixture, user).await.is_empty());
     // A session that is opened later does not bring back the former groups, either.
     open_session(&fixture, user).await;
-    assert!(of_user(&fixture, user).await.is_empty());
+    assert!(group_names(&fixture, user).await.is_empty());
     changed(add(&fixture, "team", user).await);
-    assert!(of_user(&fixture, user).await.is_empty(), "Redis has groups");
+    assert!(group_names(&fixture, user).await.is_empty(), "Redis has groups");
 }
 
 #[tokio::test]
@@ -466,10 +466,10 @@ async fn a_deleted_user_leaves_no_groups() {
     assert_eq!(fixture.count("SELECT count(*) FROM group_members").await, 0);
     assert!(propagated_users(&fixture).await.is_empty(), "the rows of the user are deleted");
     stores.raise_epoch(app, &EpochChange { user, epoch, kept_session: None }, None).await.unwrap();
-    assert!(of_user(&fixture, user).await.is_empty());
+    assert!(group_names(&fixture, user).await.is_empty());
     // A request that has read the groups before the deletion does not bring them back.
     stores.store_groups(app, user, &change.groups).await.unwrap();
-    assert!(of_user(&fixture, user).await.is_empty());
+    assert!(group_names(&fixture, user).await.is_empty());
 }
 
 #[tokio::test]
@@ -583,7 +583,7 @@ async fn concurrent_logins_leave_the_groups_of_one_of_them() {
     assert_eq!((stored.version, stored.memberships.len()), (8, 2));
     let first = stored.memberships[0].name.as_str();
     assert_eq!(stored.memberships[1].name.as_str(), format!("{first}x"));
-    assert_eq!(of_user(&fixture, user).await, texts(&stored.memberships), "Redis has the last change");
+    assert_eq!(group_names(&fixture, user).await, texts(&stored.memberships), "Redis has the last change");
 }
 
 fn an_identity(subject: &str) -> NewIdentity {

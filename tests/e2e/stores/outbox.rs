@@ -62,7 +62,7 @@ async fn the_oldest_rows_of_an_app_come_first() {
 }
 
 #[tokio::test]
-async fn concurrent_workers_hold_no_row_twice_and_respect_the_limit_per_app() {
+async fn concurrent_workers_never_claim_the_same_row_and_respect_the_limit_per_app() {
     let fixture = Fixture::new().await;
     let (one, two) = (an_app(), an_app());
     fixture.enqueue_mails(&one, 40).await;

@@ -73,7 +73,7 @@ enum ModelOutcome {
 
 /// Somebody with a refresh token: the user, or a thief.
 #[derive(Clone, Debug)]
-struct Holder {
+struct TokenHolder {
     session: SessionId,
     generation: u64,
 }
@@ -96,8 +96,8 @@ struct Episode {
     /// The grace period, in seconds.
     grace: i64,
     model: Model,
-    holders: Vec<Holder>,
-    thieves: Vec<Holder>,
+    holders: Vec<TokenHolder>,
+    thieves: Vec<TokenHolder>,
     snapshot: Option<Snapshot>,
     /// The operations so far. A failed test prints them.
     trace: Vec<String>,
@@ -251,12 +251,12 @@ impl Episode {
         let real = self.stores.open_session(&self.fixture.app, &session).await.unwrap();
         let expected = self.model.open(id, epoch, self.time);
         self.assert_same(&real, &expected);
-        self.holders.push(Holder { session: id, generation: 1 });
+        self.holders.push(TokenHolder { session: id, generation: 1 });
     }
 
     /// Sends `times` concurrent refreshes with the same token. Returns the generation of the next token, which is the
     /// same for all responses.
-    async fn refresh(&mut self, holder: &Holder, times: usize) -> Option<u64> {
+    async fn refresh(&mut self, holder: &TokenHolder, times: usize) -> Option<u64> {
         let token = RefreshToken { user: self.user, session: holder.session, generation: holder.generation };
         let rules = RefreshRules { grace_seconds: self.grace.try_into().unwrap(), windows: Vec::new() };
         self.record_step(format!("refresh {times} times with {holder:?}"));

@@ -390,7 +390,7 @@ async fn expect_renewal(
 }
 
 #[tokio::test]
-async fn a_token_and_its_predecessor_give_one_result_within_the_grace_period() {
+async fn repeated_refreshes_within_the_grace_period_return_the_same_next_token() {
     let fixture = Fixture::new().await;
     let session = open_session(&fixture, a_user_id(), 1).await;
     let stores = &fixture.stores;
@@ -404,7 +404,7 @@ async fn a_token_and_its_predecessor_give_one_result_within_the_grace_period() {
 }
 
 #[tokio::test]
-async fn a_lost_response_is_repeated_five_times_a_day_even_for_racing_tabs() {
+async fn a_lost_response_is_repeated_at_most_five_times_a_day_even_for_racing_tabs() {
     let fixture = Fixture::new().await;
     let session = open_session(&fixture, a_user_id(), 1).await;
     assert_eq!(expect_renewal(&fixture.stores, &fixture, &session, 1).await, (RefreshKind::Rotated, 2));
@@ -480,7 +480,7 @@ async fn a_client_that_often_loses_responses_keeps_its_session() {
 /// Sessions and tokens, Reuse detection). The script of an older server does not know the field `lateness`: it neither
 /// writes nor removes the field, and counts generations as before.
 #[tokio::test]
-async fn lateness_counts_for_a_session_that_old_servers_refresh_too() {
+async fn lateness_counts_even_if_older_servers_also_refresh_the_session() {
     let fixture = Fixture::new().await;
     let session = open_session_for_a_year(&fixture).await;
     let key = format!("lk:{{{}:{}}}:session:{}", fixture.app, session.user, session.id);

@@ -135,7 +135,7 @@ async fn twenty_concurrent_registrations_create_one_user_and_one_mail() {
 }
 
 #[tokio::test]
-async fn registering_again_contests_an_account_only_if_it_is_unverified_and_has_the_given_epoch() {
+async fn registering_again_contests_an_account_only_if_it_is_unverified_and_has_the_expected_epoch() {
     let fixture = Fixture::new().await;
     let user = create_user(&fixture, "ada@example.com").await;
     let stores = &fixture.stores;

@@ -96,7 +96,7 @@ impl WebhookFixture {
         let waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = '";
         let waiting = format!("{waiting}{}'", self.fixture.database.name);
         eventually("the change waits", LIMIT, async || (self.fixture.count(&waiting).await == 1).then_some(())).await;
-        // Fails if an event is locked.
+        // This statement fails if `change` has locked an event.
         self.fixture.execute("SELECT FROM webhook_events FOR UPDATE NOWAIT").await;
         sqlx::raw_sql("ROLLBACK").execute(&mut claim).await.unwrap();
         timeout(LIMIT, change).await.expect("the change ends").unwrap();

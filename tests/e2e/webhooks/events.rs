@@ -1,4 +1,4 @@
-//! What is delivered: the body, the signatures, and which action causes which event.
+//! What a webhook delivers: the body and the signatures of an event, and which action causes which event.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -82,7 +82,7 @@ async fn a_login_is_reported_with_its_session() {
 }
 
 #[tokio::test]
-async fn a_profile_is_read_at_each_attempt_and_is_null_after_the_deletion() {
+async fn each_attempt_sends_the_current_profile_or_null_after_the_users_deletion() {
     let receiver = WebhookReceiver::start().unwrap();
     let webhook = Webhook::push("crm", &receiver.url(), &["user.created", "user.deleted"]).include_profile();
     let test = AdministrationTest::start_with(app().webhook(&webhook), &[]).await;
@@ -162,7 +162,7 @@ async fn each_action_is_reported_once_with_the_type_of_its_event() {
     let (id, client) = (test_app.id(), test_app.client());
     let mut reported = Reported { receiver: &receiver, test_app, seen: 0 };
 
-    // The public API.
+    // Actions of the public API.
     test_app.register(EMAIL).await;
     reported.expect("a registration", &["user.created"]).await;
     let code = test_app.code(EMAIL, 1).await;
@@ -200,7 +200,7 @@ async fn each_action_is_reported_once_with_the_type_of_its_event() {
     let stolen = test_app.log_in_again(NEW_EMAIL).await;
     reported.expect("a login", &["session.created"]).await;
     let second = client.refresh(id, &stolen.refresh_token).await.expect(StatusCode::OK);
-    // A token that was already replaced does not count as stolen the first time it is sent.
+    // The previous refresh token can be sent again. Only an older one counts as stolen.
     test_app.client().refresh(id, &stolen.refresh_token).await.expect(StatusCode::OK);
     client.refresh(id, second.string("refresh_token")).await.expect(StatusCode::OK);
     let refused = test_app.client().refresh(id, &stolen.refresh_token).await;
@@ -212,7 +212,7 @@ async fn each_action_is_reported_once_with_the_type_of_its_event() {
     owner.delete_user(&json!({ "password": PASSWORD })).await.expect(StatusCode::OK);
     reported.expect("a deletion", &["user.deleted"]).await;
 
-    // The administration API.
+    // Actions of the administration API.
     let actor = json!({ "namespace": "shop", "name": "runs" });
     let grace = json!({
         "email": "grace@example.com", "email_verified": true, "password": PASSWORD,
@@ -343,7 +343,8 @@ async fn events_wait_for_a_usable_secret() {
     let admin = test.admin();
     create_user(&admin, EMAIL).await;
     other_receiver.wait_for_distinct(1).await;
-    // While the server delivers the second event to the other receiver, it would also deliver the first event.
+    // If the server sent unsigned events, it would send the first event together with the second event of the other
+    // receiver.
     test.test_app.make_webhook_events_due().await;
     create_user(&admin, "grace@example.com").await;
     other_receiver.wait_for_distinct(2).await;

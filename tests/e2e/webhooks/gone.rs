@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::{CREATED, EMAIL, app, create_user, start_push, wait_for_dead_letters, wait_for_state};
 use crate::administration::AdministrationTest;
 
-/// The number of events that wait when a receiver is gone.
+/// The number of events that wait when the receiver responds 410.
 const WAITING: i64 = 50_000;
 
 #[tokio::test]
@@ -55,7 +55,7 @@ async fn a_receiver_that_is_gone_gets_nothing_until_its_webhook_changes() {
 }
 
 #[tokio::test]
-async fn a_receiver_is_gone_although_the_body_of_its_response_does_not_end() {
+async fn a_receiver_that_responds_410_is_gone_even_if_the_body_does_not_end() {
     let (test, receiver, _) = start_push(CREATED).await;
     let admin = test.admin();
     receiver.set_reply(Reply::Stall(StatusCode::GONE));
@@ -161,7 +161,7 @@ async fn dead_letters_of_webhooks_and_mails_are_listed_together() {
 }
 
 #[tokio::test]
-async fn a_retry_names_a_webhook_of_the_app_or_ids() {
+async fn a_retry_names_either_ids_or_a_webhook_of_the_app() {
     let (test, receiver, _) = start_push(CREATED).await;
     let admin = test.admin();
     receiver.set_reply(Reply::status(410));

@@ -1,4 +1,4 @@
-//! Servers that are killed, several servers, several Apps, the delay until events arrive, and metrics.
+//! Webhooks while servers are killed, with several servers and with several Apps; the delay of events, and metrics.
 
 use std::{
     collections::BTreeMap,
@@ -18,9 +18,10 @@ use serde_json::json;
 use super::{CREATED, EMAIL, LIMIT, app, create_user, metric, start_push};
 use crate::administration::AdministrationTest;
 
-/// Limit for an update of the metrics of waiting rows, on a loaded machine. The specification sets no limit.
+/// Maximum time until the metrics show waiting events and dead letters, on a loaded machine. The specification sets no
+/// limit.
 const METRICS_LIMIT: Duration = Duration::from_secs(90);
-/// The number of delivered events.
+/// The metric that counts delivered events.
 const SENT: &str = r#"latchkey_webhook_deliveries_total{outcome="sent"}"#;
 
 /// Ends the leases of killed servers, which cannot release them, and makes all events due.
@@ -141,7 +142,8 @@ async fn an_app_does_not_see_the_events_of_another_app() {
     assert_eq!((receiver.events().len(), other_receiver.events().len()), (1, 1));
 }
 
-/// `make bench` requires a median below 250 ms and a 99th percentile below 1 s. Here other tests slow the machine down.
+/// `make bench` requires a median below 250 ms and a 99th percentile below 1 s. The limits here are higher, because
+/// other tests slow the machine down.
 #[tokio::test]
 async fn events_arrive_soon_after_the_response() {
     let (test, receiver, _) = start_push(CREATED).await;
@@ -165,7 +167,7 @@ async fn events_arrive_soon_after_the_response() {
 }
 
 #[tokio::test]
-async fn metrics_count_deliveries_and_show_what_waits() {
+async fn metrics_count_deliveries_and_dead_letters() {
     let receiver = WebhookReceiver::start().unwrap();
     let push = Webhook::push("crm", &receiver.url(), CREATED);
     let test = AdministrationTest::start_with(app().webhook(&push), &[]).await;
@@ -196,7 +198,7 @@ async fn metrics_show_how_long_events_wait() {
     for number in 0..40 {
         create_user(&admin, &format!("user{number}@example.com")).await;
     }
-    // At most 16 are in flight; the others are due.
+    // At most 16 events are in flight; the others are counted as due.
     eventually("events are due", METRICS_LIMIT, || async {
         (metric(server, "latchkey_webhook_due").await >= 1.0).then_some(())
     })

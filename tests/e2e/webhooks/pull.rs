@@ -17,7 +17,7 @@ use crate::administration::{AdministrationTest, Administrator};
 const EVENTS: &str = "webhooks/sync/events";
 const ACKNOWLEDGE: &str = "webhooks/sync/acknowledge";
 
-/// A service with a pull webhook `sync` of the ServiceAccount `fetches`. Returns the consumer.
+/// Starts a service with a pull webhook `sync`. Also returns the webhook's consumer, the ServiceAccount `fetches`.
 async fn start_pull() -> (AdministrationTest, Administrator) {
     let webhook = Webhook::pull("sync", "shop", "fetches", CREATED);
     let test = AdministrationTest::start_with(app().webhook(&webhook), &[]).await;
@@ -127,8 +127,8 @@ async fn waiting_calls_count_only_towards_the_limit_of_their_caller() {
             waiting.push(tokio::spawn(async move {
                 loop {
                     let response = request.try_clone().expect("it has no body").send().await?;
-                    // Repeats a refused call: for a moment, the ninth call (below) can take the place of one of the
-                    // eight.
+                    // Repeats a refused call: the ninth call (below) can arrive before the last of the eight, which is
+                    // then refused.
                     if response.status() != StatusCode::TOO_MANY_REQUESTS {
                         return Ok::<_, reqwest::Error>(response);
                     }
@@ -168,8 +168,8 @@ async fn a_waiting_call_ends_when_its_webhook_gets_another_consumer() {
                 let response = request.try_clone().expect("it has no body").send().await.unwrap();
                 let (status, text) = (response.status(), response.text().await.unwrap());
                 let body: Value = serde_json::from_str(&text).unwrap();
-                // Repeats a refused call: for a moment, the ninth call (below) can take the place of one of the eight.
-                // Also repeats a call that ends before the change of the webhook.
+                // Repeats a refused call: the ninth call (below) can arrive before the last of the eight, which is then
+                // refused. Also repeats a call that ends before the change of the webhook.
                 let is_early = status == StatusCode::OK && body["events"] == json!([]);
                 if status != StatusCode::TOO_MANY_REQUESTS && !is_early {
                     return (status, text);
@@ -194,7 +194,7 @@ async fn a_waiting_call_ends_when_its_webhook_gets_another_consumer() {
 }
 
 #[tokio::test]
-async fn limit_bounds_the_number_of_events() {
+async fn the_query_parameter_limit_bounds_the_number_of_events() {
     let (test, consumer) = start_pull().await;
     let admin = test.admin();
     let mut users = Vec::new();
@@ -236,7 +236,7 @@ async fn only_the_consumer_fetches_and_acknowledges_the_events_of_a_webhook() {
             response.expect_error(StatusCode::FORBIDDEN, "access_denied");
         }
     }
-    // An account of this name in another namespace is a consumer.
+    // The consumer `stranger` is in another namespace than this caller of the same name.
     for response in both(&test.administrator("stranger"), "sync").await {
         response.expect_error(StatusCode::UNAUTHORIZED, "invalid_client");
     }

@@ -1,5 +1,6 @@
-//! Registrations of known addresses. They write as many rows as those of unknown addresses, so that both take the same
-//! time (specification: Accounts, Equal response times). No receiver and no consumer gets these rows.
+//! Registrations with an email address that already has a user. They write as many rows to the queue of events as other
+//! registrations, so that both take the same time (specification: Accounts, Equal response times). But no receiver and
+//! no consumer gets the events of these rows.
 
 use std::time::Duration;
 
@@ -12,10 +13,11 @@ use crate::{administration::AdministrationTest, support::NAME};
 
 const VERIFIED: &str = "ada@example.com";
 const UNVERIFIED: &str = "grace@example.com";
-/// The number of pull webhooks. With the push webhook, the App has as many as it can have.
+/// The number of pull webhooks. Together with the push webhook, the App has the maximum number of webhooks.
 const PULLED: usize = 7;
 const WEBHOOKS: i64 = 8;
-/// Within a minute, the server deletes rows that are never due; a loaded machine takes longer.
+/// Maximum time until the server has deleted the rows that are never due. It deletes them within a minute, but a loaded
+/// machine takes longer.
 const DELETION_LIMIT: Duration = Duration::from_secs(120);
 
 /// Records each row that is written to the queue, because the server deletes rows at any time.

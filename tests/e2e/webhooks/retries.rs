@@ -17,7 +17,8 @@ use crate::administration::AdministrationTest;
 const SHORTEST_FIRST_RETRY: Duration = Duration::from_secs(4);
 /// Maximum time until the first retry: far less than the delay of the second retry, which is a minute.
 const LONGEST_FIRST_RETRY: Duration = Duration::from_secs(30);
-/// The server gives up a receiver that hangs after 10 s. On a loaded machine, the request arrives later.
+/// Minimum time from the arrival of a request that hangs to its repetition. The server gives up the request after 10 s,
+/// but on a loaded machine the request arrives late.
 const SHORTEST_HANG: Duration = Duration::from_secs(8);
 
 #[tokio::test]
@@ -93,7 +94,7 @@ async fn the_delay_between_retries_grows() {
 }
 
 #[tokio::test]
-async fn retry_after_is_a_minimum() {
+async fn retry_after_is_the_minimum_delay_of_a_retry() {
     let (test, receiver, _) = start_push(CREATED).await;
     receiver.script([Reply::status(429).with_header("retry-after", "8")]);
     create_user(&test.admin(), EMAIL).await;
@@ -209,7 +210,7 @@ async fn after_a_url_change_a_webhook_is_not_limited_by_earlier_failures() {
     wait_for_state(&test.test_app, "crm", "ReceiverFails").await;
     let next = WebhookReceiver::start().unwrap();
     test.test_app.apply(test.test_app.app.clone().webhook(&webhook.url(&next.url()))).await;
-    // The change of the URL suffices: no event has been delivered since.
+    // The new URL alone ends `ReceiverFails`: no event has been delivered since the change.
     wait_for_state(&test.test_app, "crm", "Delivering").await;
     next.set_reply(Reply::Hang);
     for number in 0..3 {

@@ -1,4 +1,5 @@
-//! Old events: when their delivery is given up, when they are deleted, and what the operator learns about them.
+//! Old events: when their delivery is given up, when they are deleted, and which state of their webhook the server
+//! reports to the operator.
 
 use std::{fs, time::Duration};
 
@@ -13,12 +14,13 @@ use serde_json::{Value, json};
 use super::{CREATED, EMAIL, LIMIT, app, create_user, start_push, wait_for_dead_letters, wait_for_state};
 use crate::{administration::AdministrationTest, support::TestApp};
 
-/// Each server checks every 15 to 45 s whether the hourly sweep is due; a loaded machine takes longer.
+/// Maximum time until the hourly sweep has ended. Each server checks every 15 to 45 s whether the sweep is due; a
+/// loaded machine takes longer.
 const SWEEP_LIMIT: Duration = Duration::from_secs(180);
 
 /// Makes the hourly sweep due, and waits until it has ended.
 async fn sweep(test_app: &TestApp) {
-    // The same run sweeps webhook events and then deletes this audit event, which is past its retention.
+    // The hourly sweep handles webhook events first. Then it deletes this audit event, which is past its retention.
     test_app
         .sql(&format!(
             "INSERT INTO audit_events (app_id, id, at, kind)
@@ -63,7 +65,7 @@ async fn a_delivery_is_given_up_72_hours_after_the_event() {
     assert_eq!(letter["user_id"], user.as_str());
     assert!(letter["error"].as_str().is_some_and(|error| error.contains("500")), "{letter}");
     let requests = receiver.events().len();
-    // A retry is one more attempt.
+    // After 72 hours, a retry by the administrator is one more attempt.
     receiver.set_reply(Reply::status(200));
     let retried = admin.post("dead-letters/retry", &json!({ "webhook": "crm" })).await.expect(StatusCode::OK);
     assert_eq!(retried.integer("retried"), 1);
@@ -153,8 +155,8 @@ async fn a_server_with_an_older_document_deletes_no_events_of_a_webhook_that_ano
 async fn the_hourly_sweep_deletes_events_of_deleted_apps_and_none_of_apps_whose_document_is_missing() {
     let test = AdministrationTest::start_with(app(), &[]).await;
     let test_app = &test.test_app;
-    // A server that does not know webhooks has deleted the users of `deleted`. This server has no document of the three
-    // Apps.
+    // The rows are as after a server of an older version, without webhooks, has deleted the users of the App `deleted`.
+    // The running server has no document of the three Apps.
     test_app
         .sql(
             "INSERT INTO apps (app_id, namespace, state)

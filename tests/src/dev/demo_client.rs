@@ -28,7 +28,7 @@ pub(super) fn authorization_url(app: &Value, inbox: SocketAddr) -> Option<String
         ("scope", &scopes.join(" ")),
         ("code_challenge", &challenge),
         ("code_challenge_method", "S256"),
-        // The page reads the client ID from the state.
+        // The page reads the client ID from the parameter `state`.
         ("state", client_id),
     ];
     let url = Url::parse_with_params(&format!("{}/authorize", app["issuer"].as_str()?), parameters).ok()?;

@@ -17,7 +17,8 @@ use crate::{browser::Browser, builders::Client, passwords::PASSWORD, process};
 
 /// The name of the program, and of its folder in `tests/interop/openid`.
 pub const NAME: &str = "oidc-client-ts";
-/// Without `offline_access`: a public client gets a refresh token that ends with the session of the browser.
+/// The scopes that the program requests, without `offline_access`. So the public client gets a refresh token that ends
+/// with the session of the browser.
 const SCOPES: &str = "openid profile email groups";
 const LIBRARY: &str = "node_modules/oidc-client-ts/dist/browser/oidc-client-ts.min.js";
 

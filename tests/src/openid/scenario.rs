@@ -1,4 +1,5 @@
-//! What every program must be able to do: sign in, refresh, log out, with rotated keys and secrets, and with groups.
+//! What every program must be able to do: sign in, refresh and log out, also after keys and secrets have rotated, and
+//! read the user's groups.
 
 use std::time::Duration;
 
@@ -29,7 +30,7 @@ pub async fn run(provider: &OpenIdProvider, peer: Peer) -> Result<()> {
     let secret = json!({ "name": format!("{}-oidc", peer.name()), "rotationOverlapSeconds": OVERLAP_SECONDS });
     let client = client.set_own("secret", secret);
     provider.apply_client(&client).await?;
-    // A program that caches the JWKS knows the next key before it signs.
+    // Publishes the next keys early, so that a program that caches the JWKS knows them before they sign tokens.
     provider.publish_next_keys().await?;
     let first_secret = provider.client_secret(&client)?;
     let mut application = Application::new(provider, peer, addr, &client).await?;

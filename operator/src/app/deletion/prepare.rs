@@ -23,7 +23,7 @@ pub(super) enum DeletionState {
     Owned(DeletedApp, Option<Box<Stored>>),
     /// The appID and its users belong to another App, or to no App.
     NotOwned,
-    /// The keys changed since they were read.
+    /// Another writer changed the stored keys after they were read, so the reconcile must start again.
     KeysChanged,
     /// The key Secret exists but cannot be used, so the users cannot be deleted: `incarnation` and `handover`, by which
     /// the servers recognize the users of this App, are in it.

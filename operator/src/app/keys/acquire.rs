@@ -1,4 +1,5 @@
-//! Gets the keys of an App, and with them its appID: the App that the key Secret names owns the appID.
+//! Gets the keys of an App. This also gives the appID to the App, because the App that the key Secret names owns the
+//! appID.
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
@@ -20,7 +21,7 @@ use crate::{
 };
 
 /// Returns the stored keys of an App that owns its appID. If the App does not own the appID yet and the decision allows
-/// it, takes the appID first.
+/// it, makes the App the owner first.
 pub(crate) async fn acquire(
     facts: OwnershipFacts,
     decision: OwnershipDecision,
@@ -43,8 +44,8 @@ pub(crate) async fn acquire(
     Ok(stored)
 }
 
-/// Creates the key Secret, or makes the App its owner. Returns `None` if another writer was faster. Then the facts must
-/// be read again, and the decision must be made again.
+/// Creates the key Secret, or makes the App its owner. Returns `None` if another writer was faster. In this case, the
+/// facts must be read again, and the decision must be made again.
 async fn take_app_id(
     decision: OwnershipDecision,
     keys: KeyLookup,

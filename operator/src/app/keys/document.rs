@@ -18,8 +18,8 @@ use super::material::{KeyGenerationError, generate_hmac_secret, generate_private
 pub(crate) struct KeyDocument {
     #[serde(rename = "appID")]
     pub(crate) app_id: AppId,
-    /// A random value. Generated together with the first keys of an App in a cluster, and again when the new-keys
-    /// annotation replaces all keys. Distinguishes the App from an earlier App with the same appID.
+    /// A random value that distinguishes the App from an earlier App with the same appID. It is generated together with
+    /// the first keys of an App in a cluster, and again when the annotation `new-keys` replaces all keys.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) incarnation: Option<String>,
     /// The namespace for which the keys were written last. If the Secret's annotation names another namespace, the keys
@@ -33,17 +33,18 @@ pub(crate) struct KeyDocument {
     pub(crate) handover: u32,
     pub(crate) signing: Vec<StoredSigningKey>,
     pub(crate) hmac: Vec<StoredHmacKey>,
-    /// The keys that sign only ID tokens, see [`RenderedKeys::id_tokens`]. Their numbers continue those of `signing`.
+    /// The keys that sign only ID tokens, see [`RenderedKeys::id_tokens`]. They are numbered together with the keys in
+    /// `signing`.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(crate) id_tokens: Vec<StoredSigningKey>,
     /// The highest key numbers that were assigned. Zero in documents that were stored without this field, so only
     /// [`KeyDocument::last_numbers`] is reliable.
     #[serde(default)]
     pub(crate) last: LastNumbers,
-    /// The value of the rotation annotation that was handled last.
+    /// The value of the annotation `rotate-keys` that was handled last. The same value requests no second rotation.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) rotation: Option<String>,
-    /// The value of the new-keys annotation that was handled last.
+    /// The value of the annotation `new-keys` that was handled last. The same value requests no second replacement.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) new_keys: Option<String>,
     /// The ids of the keys that were revoked most recently. If a key with such an id appears again, the key is dropped.
@@ -138,7 +139,7 @@ impl KeyDocument {
         Self::generate(app_id, LastNumbers { signing: 1, hmac: 1 }, algorithm, now)
     }
 
-    /// Generates one Active key of each kind, with these numbers.
+    /// Generates one Active signing key and one Active HMAC key, with these numbers.
     pub(super) fn generate(
         app_id: &AppId,
         numbers: LastNumbers,
@@ -194,7 +195,8 @@ impl KeyDocument {
         let mut changed = self.clone();
         let is_active = |stored: &StoredSigningKey| stored.key.state == KeyState::Active;
         let signing = self.signing.iter().find(|stored| is_active(stored)).map(|stored| stored.key.algorithm);
-        // If access tokens have an algorithm, their key also signs the ID tokens with this algorithm.
+        // The key of the access tokens also signs the ID tokens with its algorithm, so this algorithm needs no other
+        // key.
         let needs_key = |algorithm: IdTokenAlgorithm| {
             algorithms.contains(&algorithm) && signing != Some(algorithm.signing_algorithm())
         };
@@ -264,7 +266,7 @@ impl KeyDocument {
         keys
     }
 
-    /// Returns the highest numbers that are known to have been assigned.
+    /// Returns the highest numbers of a signing key and of an HMAC key that are known to have been assigned.
     pub(crate) fn last_numbers(&self) -> LastNumbers {
         let signing = self.signing.iter().chain(&self.id_tokens);
         let signing = signing.filter_map(|stored| key_number(&stored.key.id, 's')).max().unwrap_or(0);
@@ -272,7 +274,7 @@ impl KeyDocument {
         LastNumbers { signing: self.last.signing.max(signing), hmac: self.last.hmac.max(hmac) }
     }
 
-    /// Checks that these can be the keys of this App. Keys that fail the check are never overwritten.
+    /// Checks that these can be the keys of this App. The operator never overwrites stored keys that fail the check.
     pub(crate) fn validate(&self, app_id: &AppId) -> Result<(), InvalidKeys> {
         if self.app_id != *app_id {
             return Err(InvalidKeys::OtherApp);
@@ -349,7 +351,7 @@ fn is_zero(number: &u32) -> bool {
 pub(super) fn key_number(id: &str, letter: char) -> Option<u32> {
     let digits = id.strip_prefix(letter)?;
     let number = digits.parse().ok()?;
-    // "s01" and "s+1" would be other names of the same key.
+    // Rejects "s01" and "s+1", which would be other names of the key "s1".
     (number > 0 && digits == u32::to_string(&number)).then_some(number)
 }
 

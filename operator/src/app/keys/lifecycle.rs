@@ -1,7 +1,7 @@
 //! The life cycle of an App's keys: Published, Active, Retired, dropped. Pure except for the generation of keys.
 //!
-//! Every step depends only on the stored keys, what the App asks for, the time, and whether every serving pod serves
-//! exactly the stored keys. Nothing else is remembered. So if the result of a step was not stored, the step is
+//! Every step depends only on the stored keys, the App's key policy, the time, and whether every serving pod serves
+//! exactly the stored keys. The operator stores no other state. So if the result of a step was not stored, the step is
 //! repeated.
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
@@ -28,11 +28,11 @@ mod tests;
 /// How long a retired key is stored after everything created with it has expired. Covers clock differences, and a pod
 /// that still creates tokens although it is not a serving pod any more.
 const RETIREMENT_MARGIN: Duration = Duration::HOUR;
-/// The maximum number of keys of one kind, and of the keys for ID tokens of one algorithm. A status can list three
-/// times 64 signing keys, and 64 HMAC keys, so there is always room for the new key that a revocation needs. While 60
-/// keys of a kind are stored, a rotation waits until one of them expires.
+/// The maximum number of keys of one kind, and of the keys for ID tokens of one algorithm. A status can list 192 (3 ×
+/// 64) signing keys and 64 HMAC keys, so it always has room for the new key that a revocation needs. While 60 keys of a
+/// kind are stored, a rotation waits until one of them expires.
 const MAX_KEYS: usize = 60;
-/// How many revoked ids are remembered.
+/// How many ids of revoked keys are stored.
 const MAX_REVOKED_IDS: usize = 64;
 /// How many key numbers are skipped when keys are restored from a rendered document, because the document does not list
 /// dropped keys.
@@ -52,7 +52,8 @@ fn truncate_to_seconds(now: OffsetDateTime) -> OffsetDateTime {
 // === impl KeyDocument ===
 
 impl KeyDocument {
-    /// Generates the first keys of an App in a cluster. Requests that are already in the annotations count as handled.
+    /// Generates the first keys of an App in a cluster. Requests in annotations that the App already has count as
+    /// handled.
     pub(crate) fn first_with_policy(
         app_id: &AppId,
         policy: &KeyPolicy,
@@ -85,8 +86,9 @@ impl KeyDocument {
         Ok(keys)
     }
 
-    /// Completes keys that were read from a rendered document. Requests that are already in the annotations count as
-    /// handled, because they were about the lost keys. The numbers of new keys continue after a gap.
+    /// Completes keys that were read from a rendered document. Requests in annotations that the App already has count
+    /// as handled, because they were about the lost keys. The numbers of new keys continue after a gap
+    /// ([`NUMBER_GAP`]).
     pub(crate) fn restored(mut self, policy: &KeyPolicy) -> Self {
         let last = self.last_numbers();
         self.last = LastNumbers {
@@ -122,7 +124,8 @@ impl KeyDocument {
         chains.advance_states(&mut last.signing, policy, revoked, now, acknowledged)?;
         next.id_tokens = chains.keys();
 
-        // Either both kinds of keys rotate or neither, so that each value of the annotation is handled once.
+        // A requested rotation starts for signing keys and HMAC keys at once, or for neither, so that each value of the
+        // annotation is handled once.
         let requested = next.is_rotation_requested(policy) && next.has_room();
         if requested {
             next.rotation.clone_from(&policy.rotate_request);
@@ -181,13 +184,13 @@ impl KeyDocument {
         policy.rotate_request.is_some() && policy.rotate_request != self.rotation
     }
 
-    /// Whether the App's own keys can rotate. The keys for ID tokens do not count: Clients decide how many there are,
-    /// and must not block a rotation of the App.
+    /// Whether there is room to rotate the signing keys and HMAC keys. The keys for ID tokens do not count: Clients
+    /// determine how many there are, and must not block a rotation of the App.
     fn has_room(&self) -> bool {
         has_room(&self.signing) && has_room(&self.hmac)
     }
 
-    /// Records the id in the revocation annotation as revoked, if there is a key with this id.
+    /// Records that the key that the annotation `revoke-key` names is revoked, if the key exists.
     fn record_revocation(&mut self, policy: &KeyPolicy) {
         let Some(id) = &policy.revoke_id else { return };
         let is_there = self.signing.iter().chain(&self.id_tokens).any(|stored| stored.key.id == *id)
@@ -200,11 +203,11 @@ impl KeyDocument {
     }
 
     /// Replaces all keys. The numbers of lost keys may be unknown. So the numbers of the new keys begin at the number
-    /// of minutes since 1970. This is greater than every assigned number, even if a key was generated every minute. If
-    /// a lost key had a greater number than the new keys, servers would take the lost key for a key that they do not
-    /// have yet. They would respond with 503 to its refresh tokens forever, instead of making the users log in again.
-    /// `handover` is also at least the number of minutes since 1970, because servers replace the previous incarnation
-    /// only if `handover` is greater.
+    /// of minutes since 1970. These numbers are greater than all assigned numbers, even if a key was generated every
+    /// minute. If a lost key had a greater number than the new keys, servers would assume that it is a key that they do
+    /// not have yet. They would respond with 503 to its refresh tokens forever, instead of making the users log in
+    /// again. `handover` is also at least the number of minutes since 1970, because servers replace the previous
+    /// incarnation only if `handover` is greater.
     fn replace_all(&self, policy: &KeyPolicy, now: OffsetDateTime) -> Result<Self, KeyGenerationError> {
         let minutes = u32::try_from(now.unix_timestamp() / 60).unwrap_or_default();
         let last = self.last_numbers();
@@ -217,8 +220,8 @@ impl KeyDocument {
     }
 }
 
-/// Returns the number of the next key. Skips the number in the revocation annotation, because a new key with this
-/// number would be revoked immediately.
+/// Returns the number of the next key. Skips the number of the key that the annotation `revoke-key` names, because a
+/// new key with this number would be revoked immediately.
 fn next_number<K: StoredKey>(last: u32, policy: &KeyPolicy) -> Result<u32, KeyGenerationError> {
     let next = last.checked_add(1).ok_or(KeyGenerationError)?;
     match &policy.revoke_id {
@@ -252,8 +255,8 @@ fn has_room<K: StoredKey>(keys: &[K]) -> bool {
     keys.len() < MAX_KEYS || position(keys, KeyState::Published).is_some()
 }
 
-/// Drops, retires or activates each key for which this step is due. Returns whether a requested key was dropped before
-/// it became Active, and must still be replaced.
+/// Drops, retires or activates each key for which one of these transitions is due. Returns whether the key of a
+/// requested rotation was dropped before it became Active. In this case, another key must still be published.
 fn advance_states<K: StoredKey>(
     keys: &mut Vec<K>,
     last: &mut u32,
@@ -328,8 +331,8 @@ fn advance_states<K: StoredKey>(
     Ok(dropped_requested_key)
 }
 
-/// Raises the recorded longest lifetime to at least `seconds`, for each key with which a pod may still create tokens,
-/// sessions or codes.
+/// Raises the recorded longest lifetime (`longest_seconds`) to at least `seconds`, for each key with which a pod may
+/// still create tokens, sessions or codes.
 fn extend_lifetimes<K: StoredKey>(keys: &mut [K], seconds: u32) {
     for key in keys {
         let can_create = match key.state() {
@@ -343,7 +346,8 @@ fn extend_lifetimes<K: StoredKey>(keys: &mut [K], seconds: u32) {
     }
 }
 
-/// Records that every serving pod knows these keys: from now on nothing is created with retired keys.
+/// Records that every serving pod knows these keys and their states: from now on, no pod creates anything with retired
+/// keys.
 fn record_acknowledgement<K: StoredKey>(keys: &mut [K], timing: &KeyTiming, now: OffsetDateTime) {
     // A session that was opened with one key can get tokens of each later key. So a key never ends before an earlier
     // key.

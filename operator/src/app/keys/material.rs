@@ -15,7 +15,7 @@ const PEM_END: &str = "-----END PRIVATE KEY-----";
 /// The length of an HMAC key, in bytes.
 const HMAC_KEY_LENGTH: usize = 32;
 
-/// No key could be generated, for example because the system returned no random bytes.
+/// The error if no key could be generated, for example because the system returned no random bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no key could be generated")]
 pub(crate) struct KeyGenerationError;
@@ -33,7 +33,7 @@ pub(super) fn generate_private_key(algorithm: SigningAlgorithm) -> Result<Secret
         SigningAlgorithm::ES256 => {
             EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &random)?.as_ref().to_vec()
         }
-        // Version 1 of PKCS#8, which every library reads.
+        // The private key is written in version 1 of PKCS#8, which every library reads.
         SigningAlgorithm::EdDSA => Ed25519KeyPair::generate_pkcs8v1(&random)?.as_ref().to_vec(),
         SigningAlgorithm::RS256 => RsaKeyPair::generate(KeySize::Rsa2048)?.as_der()?.as_ref().to_vec(),
     };

@@ -20,18 +20,19 @@ pub(crate) struct KeyPolicy {
     pub(crate) access_lifetime_seconds: u32,
     /// The longest lifetime of an ID token, in seconds, for each algorithm that a Client uses.
     pub(crate) id_token_lifetimes: BTreeMap<IdTokenAlgorithm, u32>,
-    /// Whether every serving pod reads the keys for ID tokens. The reports of a pod that does not read these keys say
-    /// nothing about them.
+    /// Whether every serving pod reads the keys for ID tokens. A report of a pod that does not read them proves nothing
+    /// about these keys.
     pub(crate) id_token_keys_are_read: bool,
-    /// The longest lifetime of sessions, also of browsers, and of emailed codes, in seconds. A refresh token is valid
-    /// until the absolute end of its session at the latest. Nothing moves this absolute end.
+    /// The longest lifetime of a session, of a browser's session at the hosted pages, and of an emailed code, in
+    /// seconds. A refresh token is valid until the absolute end of its session at the latest. Nothing moves this
+    /// absolute end.
     pub(crate) session_lifetime_seconds: u32,
     pub(crate) rotation_days: u32,
-    /// The value of the rotation annotation.
+    /// The value of the annotation `rotate-keys`.
     pub(crate) rotate_request: Option<String>,
-    /// The id of the key to revoke: the value of the revocation annotation.
+    /// The id of the key to revoke: the value of the annotation `revoke-key`.
     pub(crate) revoke_id: Option<String>,
-    /// The value of the new-keys annotation.
+    /// The value of the annotation `new-keys`.
     pub(crate) new_keys_request: Option<String>,
 }
 
@@ -47,7 +48,8 @@ impl KeyPolicy {
             let longest = id_token_lifetimes.entry(client.tokens.id_token_algorithm).or_insert(0);
             *longest = client.tokens.id_token_lifetime_seconds.max(*longest);
         }
-        // While the signing algorithm changes, ID tokens of two algorithms are signed with signing keys.
+        // The maximum covers all algorithms, because signing keys of two algorithms can sign ID tokens while the App's
+        // signing algorithm is being changed.
         let id_tokens = id_token_lifetimes.values().max().copied().unwrap_or(0);
         Self {
             algorithm: app.signing_algorithm(),

@@ -1,6 +1,6 @@
 //! The Secret that stores the keys of an App and names the owner of its appID: read by GET, created by POST, changed by
-//! PUT with its resourceVersion. The operator never changes this Secret by patch or apply, because then a leader that
-//! was paused could overwrite newer keys.
+//! PUT with its resourceVersion. The operator never changes this Secret by patch or apply, because a leader that was
+//! paused could then overwrite newer keys.
 
 use std::collections::BTreeMap;
 
@@ -44,7 +44,7 @@ pub(crate) enum KeyLookup {
     Stored(Box<Stored>),
 }
 
-/// Why an existing key Secret cannot be used. Never reveals its contents.
+/// Why an existing key Secret cannot be used. The message never reveals the contents of the Secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum UnusableReason {
     #[error("its type is not {APP_KEYS_TYPE}")]
@@ -59,7 +59,7 @@ pub(crate) enum UnusableReason {
     Invalid(#[source] InvalidKeys),
 }
 
-/// A request for the key Secret, or for the owner of the appID, failed.
+/// The error if a request for the key Secret, or for the App that owns the appID, failed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {verb} the {what}")]
 pub(crate) struct KeySecretError {
@@ -84,7 +84,7 @@ impl AppIdOwner {
 // === impl Stored, KeyLookup ===
 
 impl Stored {
-    /// Returns the resourceVersion of the Secret as it was read or written.
+    /// Returns the resourceVersion that the Secret had when it was read or written.
     pub(crate) fn version(&self) -> &str {
         self.metadata.resource_version.as_deref().unwrap_or_default()
     }
@@ -96,7 +96,7 @@ impl Stored {
 }
 
 impl KeyLookup {
-    /// Returns stored keys with this owner.
+    /// Returns these keys as if they were stored in a Secret that names this owner.
     #[cfg(test)]
     pub(crate) fn stored(document: KeyDocument, owner: AppIdOwner) -> Self {
         Self::Stored(Box::new(Stored { document, owner, metadata: ObjectMeta::default() }))
@@ -148,8 +148,8 @@ fn parse_document(secret: &Secret, app_id: &AppId) -> Result<KeyDocument, Unusab
 fn build_secret(document: &KeyDocument, owner: &AppIdOwner, metadata: Option<&ObjectMeta>) -> Secret {
     let mut metadata = metadata.cloned().unwrap_or_default();
     metadata.name = Some(app_keys_secret(&document.app_id));
-    // If a request has no `managedFields`, the API server keeps the stored ones. It rejects some `managedFields` that
-    // it returned itself.
+    // If a request has no `managedFields`, the API server keeps the stored `managedFields`. It would reject some of the
+    // `managedFields` that it returned itself.
     metadata.managed_fields = None;
     let annotations = metadata.annotations.get_or_insert_default();
     annotations.insert(NAMESPACE_ANNOTATION.to_owned(), owner.namespace.clone());
@@ -172,7 +172,8 @@ pub(crate) async fn read(secrets: &Api<Secret>, app_id: &AppId) -> Result<KeyLoo
     }
 }
 
-/// Creates the Secret. Returns `None` if the Secret exists already; then everything must be read and decided again.
+/// Creates the Secret. Returns `None` if the Secret exists already. In this case, the caller must read
+/// again who claims and owns the appID, and decide again about the owner.
 pub(crate) async fn create(
     secrets: &Api<Secret>,
     document: &KeyDocument,
@@ -186,8 +187,8 @@ pub(crate) async fn create(
     }
 }
 
-/// Replaces the keys that were read. Returns `None` if they have changed or are deleted; then everything must be read
-/// and decided again.
+/// Replaces the keys that were read. Returns `None` if the keys have changed or are deleted. In this case, the caller
+/// must read again who claims and owns the appID, and decide again about the owner.
 pub(crate) async fn replace(
     secrets: &Api<Secret>,
     stored: &Stored,

@@ -9,11 +9,11 @@ use super::{
     policy::KeyPolicy,
 };
 
-/// How long a new signing key is published before it signs: long enough for a verifier that fetches the keys once a
-/// day.
+/// How long a new signing key is published before servers sign with it: long enough for a verifier that fetches the
+/// keys once a day.
 pub(super) const PUBLICATION_DELAY: Duration = Duration::DAY;
-/// How long a new signing key is published before it signs, if the rotation was requested: the `max-age` of the JWKS
-/// (`PUBLIC_CACHE_CONTROL` in the server's `http/response.rs`), plus a minute for delivery.
+/// How long a new signing key is published before servers sign with it, if the rotation was requested: the `max-age` of
+/// the JWKS (`PUBLIC_CACHE_CONTROL` in the server's `http/response.rs`), plus a minute for delivery.
 pub(super) const REQUESTED_PUBLICATION_DELAY: Duration = Duration::seconds(300 + 60);
 /// The longest lifetime of an access token that the schema allows, in seconds.
 const MAX_ACCESS_LIFETIME_SECONDS: u32 = 86_400;
@@ -30,7 +30,8 @@ pub(super) struct KeyTiming {
     pub(super) rotation_period: Duration,
     /// The longest lifetime that the App's current spec gives to anything created with a key of this kind, in seconds.
     pub(super) max_lifetime_seconds: u32,
-    /// The longest lifetime of anything created with a key of unknown history, in seconds.
+    /// The lifetime, in seconds, that is assumed for anything created with a key whose
+    /// `KeyLifecycle::longest_seconds` is `None`.
     pub(super) max_lifetime_if_unknown_seconds: u32,
 }
 
@@ -132,7 +133,7 @@ impl StoredKey for StoredHmacKey {
     fn timing(policy: &KeyPolicy) -> KeyTiming {
         KeyTiming {
             // Only servers read what is created with an HMAC key (refresh tokens, emailed codes, flows of social
-            // logins). So it is enough that every serving pod knows the key.
+            // logins). So the key can be Active as soon as every serving pod knows it.
             publication_delay: Duration::ZERO,
             requested_publication_delay: Duration::ZERO,
             rotation_period: Duration::days(policy.rotation_days.into()),

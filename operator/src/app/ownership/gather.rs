@@ -63,7 +63,7 @@ async fn rendered_secret_owner(secrets: &Api<Secret>, app_id: &AppId) -> Result<
     }
 }
 
-/// Finds out by a GET whether the owner exists. An owner that is missing in a cache may still exist.
+/// Finds out by a GET whether the owner exists, because an owner that is missing in a cache may still exist.
 async fn read_owner_state(client: &Client, owner: &AppIdOwner, app_id: &AppId) -> Result<OwnerState, KeySecretError> {
     let apps: Api<App> = Api::namespaced(client.clone(), &owner.namespace);
     match apps.get(&owner.name).await {

@@ -53,7 +53,7 @@ fn the_oldest_valid_app_takes_a_free_app_id() {
     assert_eq!(with(claim("shop", "storf", 10, ClaimValidity::Valid)), OwnershipDecision::Free);
     assert_eq!(with(claim("tiny", "a", 10, ClaimValidity::Valid)), OwnershipDecision::Free);
     assert_eq!(with(claim("other", "a", 11, ClaimValidity::Valid)), OwnershipDecision::Free);
-    // Apps that cannot be served or are being deleted block nobody.
+    // An older App that cannot be served or is being deleted does not keep a younger App from taking the appID.
     assert_eq!(with(claim("other", "a", 9, ClaimValidity::Invalid)), OwnershipDecision::Free);
     assert_eq!(with(claim("other", "a", 9, ClaimValidity::Deleting)), OwnershipDecision::Free);
 }
@@ -96,7 +96,7 @@ fn the_platform_team_can_hand_over_an_app_id() {
     assert_eq!(edited("another-name").decide(), OwnershipDecision::HandedOver);
     // The keys are also handed over if the App has exactly the name of the previous owner.
     assert_eq!(edited("store").decide(), OwnershipDecision::HandedOver);
-    // The previous owner does not own the appID any more.
+    // After the handover, the previous owner does not own the appID any more.
     let of_previous_owner =
         OwnershipFacts { claim: claim("before", "store", 1, ClaimValidity::Valid), ..edited("store") };
     assert_eq!(of_previous_owner.decide(), OwnershipDecision::Reserved);

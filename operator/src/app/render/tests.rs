@@ -29,7 +29,7 @@ fn app(fields: Value) -> ValidatedApp {
     validate(&facts, &settings).unwrap()
 }
 
-/// Keys with an RS256 key for ID tokens.
+/// The first keys of an App, and an RS256 key for ID tokens.
 fn keys() -> KeyDocument {
     let first = first_keys();
     let algorithms = BTreeSet::from([IdTokenAlgorithm::RS256]);
@@ -101,7 +101,7 @@ fn clients_and_their_keys_need_format_4_but_the_app_does_not() {
 }
 
 #[test]
-fn the_part_of_the_app_depends_neither_on_clients_nor_on_their_keys() {
+fn the_revision_without_clients_depends_neither_on_clients_nor_on_their_keys() {
     let mut app = app(json!({}));
     let keys = keys();
     let without_keys = KeyDocument { id_tokens: Vec::new(), ..keys.clone() };
@@ -152,8 +152,7 @@ fn servers_that_do_not_know_clients_get_at_most_512_kib() {
     assert!(rendered.bytes.len() <= MAX_APP_SIZE);
     assert_eq!(document(&rendered).clients[0].client_id.as_str(), "identity.c0", "the oldest");
 
-    // The App itself fills the document, so there is no room for clients, and not even for the keys for their ID
-    // tokens.
+    // The App itself fills the document, so there is no room for clients, nor for the keys for their ID tokens.
     let without_clients = render(&app, &first_keys(), Room::APP_ONLY).unwrap().bytes.len();
     grow_by(&mut app, MAX_APP_SIZE - without_clients);
     let rendered = render(&app, &keys(), ROOM_OF_OLDER_SERVERS).unwrap();

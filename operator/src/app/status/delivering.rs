@@ -26,7 +26,7 @@ pub(super) fn delivering(
     let worst = states().map(|(_, state)| state).max();
     Some(match worst {
         None | Some(WebhookState::Delivering) if !without_keys.is_empty() => waiting_for_keys(without_keys),
-        // Servers that have just started have not reported yet, so the previous condition remains.
+        // Servers that have just started have not reported yet, so the previous condition does not change.
         None => previous_condition(old, generation).unwrap_or_else(|| pending(webhooks)),
         Some(WebhookState::Delivering) => {
             let unreported: Vec<_> = webhooks.iter().filter(|name| !reported.contains_key(*name)).cloned().collect();
@@ -160,7 +160,7 @@ mod tests {
         let waiting = condition(&sync, &AppStatus::default());
         assert_eq!((waiting.status, waiting.reason), (ConditionStatus::Unknown, Reason::Pending));
         assert_eq!(waiting.message, "events wait: the Secret of webhook crm cannot be used (ResolvedRefs)");
-        // A previous condition with the status `True` does not remain either.
+        // This is also the condition if the previous condition has the status `True`.
         let delivered = of_new_app(&["sync"], &sync);
         assert_eq!(condition(&[], &status_with(&delivered, 1)), waiting);
         let fails = condition(&[("sync", WebhookState::ConsumerBehind)], &AppStatus::default());

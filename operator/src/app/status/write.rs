@@ -1,4 +1,4 @@
-//! Writes the status of an App if something other than times changed, and records Events for the change.
+//! Writes the status of an App if anything in it except times has changed, and records Events about the change.
 
 use kube::runtime::controller::Action;
 use latchkey_crds::{

@@ -11,11 +11,12 @@ use crate::{
     facts::{FieldError, Lookup, SecretValues},
 };
 
-/// A Firebase hash is the encrypted signer key, so the signer key is as long as a hash.
+/// The lengths of signer keys that are accepted. A Firebase hash is the encrypted signer key, so both have the same
+/// length.
 const SIGNER_KEY_BYTES: RangeInclusive<usize> = 16..=64;
 const SALT_SEPARATOR_BYTES: RangeInclusive<usize> = 1..=64;
 
-/// Returns the parameters, if the App references a Secret. If the Secret cannot be used, an error is added to
+/// Returns the parameters if the App references a Secret with them. If the Secret cannot be used, an error is added to
 /// `field_errors`.
 pub(super) fn firebase_scrypt(facts: &AppFacts, field_errors: &mut Vec<FieldError>) -> Option<RenderedFirebaseScrypt> {
     let reference = facts.app.spec.password.firebase_scrypt_ref.as_ref()?;

@@ -5,10 +5,10 @@ use std::borrow::Cow;
 
 mod svg;
 
-/// The maximum size of a logo.
+/// The maximum size of a logo, in bytes.
 const MAX_BYTES: usize = 32 * 1024;
 
-/// The media type of a logo, or why the logo cannot be used.
+/// Returns the media type of a logo, or why the logo cannot be used.
 pub(crate) fn media_type(logo: &[u8]) -> Result<&'static str, Cow<'static, str>> {
     if logo.len() > MAX_BYTES {
         return Err(format!("is over {} KiB; make it smaller", MAX_BYTES / 1024).into());

@@ -1,4 +1,4 @@
-//! The hosted pages of an App, with the logo and the texts from the ConfigMaps that they reference.
+//! Validates the hosted pages of an App, with the logo and the texts from the ConfigMaps that the App references.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -27,7 +27,7 @@ const LIGHT: [&str; 2] = ["#1a56db", "#ffffff"];
 const DARK: [&str; 2] = ["#8ab4f8", "#121212"];
 /// The maximum size of a ConfigMap with texts, in bytes of keys and values.
 const MAX_TEXTS_BYTES: usize = 64 * 1024;
-/// The maximum number of errors in texts that the status names.
+/// The maximum number of errors in texts that the status of an App lists.
 const MAX_TEXT_ERRORS: usize = 20;
 
 const HOST_FIELD: &str = "spec.pages.host";
@@ -89,7 +89,7 @@ pub(super) fn pages(facts: &AppFacts, field_errors: &mut Vec<FieldError>) -> Opt
         texts: own_texts(facts, languages, field_errors),
         links: spec.links.clone(),
         session: RenderedPagesSession {
-            // The default must not exceed the session lifetime that the App sets.
+            // The default of the idle time must not exceed the session lifetime that the App sets.
             idle_seconds: number_or_default(spec.session.idle_seconds, 43_200).min(lifetime_seconds),
             lifetime_seconds,
         },
@@ -186,7 +186,8 @@ fn own_texts(
     }
 }
 
-/// The usable texts, and the errors in the others. A message names the ConfigMap, the key, the line and the ID.
+/// Returns the valid texts, and an error message for each invalid text. A message names the ConfigMap, its key, the
+/// line and the ID of the text.
 fn check_texts(config_map: &str, values: &ConfigMapValues) -> (BTreeMap<Language, Texts>, Vec<String>) {
     let total: usize = values.text.iter().map(|(key, value)| key.len() + value.len()).sum();
     if total > MAX_TEXTS_BYTES {

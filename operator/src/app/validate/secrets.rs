@@ -4,7 +4,7 @@ use latchkey_crds::{conditions::Reason, rendered::SecretString};
 
 use crate::facts::{FieldError, Lookup, SecretValues};
 
-/// Why a Secret cannot be used. Names keys of the Secret, never their values.
+/// Why a Secret cannot be used. The error names keys of the Secret, but never contains their values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SecretError {
     NoSecret,
@@ -16,7 +16,7 @@ pub(super) enum SecretError {
 
 /// A reference to a Secret, for error messages.
 pub(super) struct SecretReference<'a> {
-    /// The path of the field.
+    /// The path of the App's field that references the Secret.
     pub(super) field: String,
     /// The name of the Secret.
     pub(super) name: &'a str,

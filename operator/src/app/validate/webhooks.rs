@@ -17,10 +17,10 @@ use crate::{
     facts::{FieldError, Lookup, SecretValues, Settings},
 };
 
-/// What a signing key of Standard Webhooks begins with.
+/// The prefix of a signing key in the format of Standard Webhooks.
 const KEY_PREFIX: &str = "whsec_";
 
-/// Checks the rules of the schema again.
+/// Checks again what the schema checks for webhooks: unique names, and `https`.
 pub(super) fn check(spec: &AppSpec, settings: &Settings) -> Result<(), Rejection> {
     for (index, webhook) in spec.webhooks.iter().enumerate() {
         if spec.webhooks[..index].iter().any(|earlier| earlier.name == webhook.name) {

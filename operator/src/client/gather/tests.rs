@@ -71,7 +71,7 @@ fn undecodable(name: &str) -> Value {
     client
 }
 
-/// The client in a document, which cannot authenticate.
+/// The form of a Client in a document, without credentials, so that the client cannot authenticate.
 fn rendered(name: &str) -> RenderedClient {
     let client = client_with("identity", name, json!({}));
     render(&client, client.client_id().unwrap(), RenderedClientAuthentication::Unresolved)
@@ -140,7 +140,7 @@ async fn a_refused_client_without_a_secret_stays_served_as_it_was_accepted_last(
 #[tokio::test]
 async fn every_client_is_decided_even_if_large_key_sets_displace_each_other() {
     const CONFIG_MAP: &str = "/api/v1/namespaces/identity/configmaps/keys";
-    // The document has the youngest Client, so it is read in any case.
+    // The published document contains the youngest Client, so its references are always read.
     let reads = (MAX_ROUNDS - 1) * MAX_CLIENTS + 1;
     // One of these key sets needs 15 KiB in a document, which has room for 16 of them.
     let key = |number: usize| {

@@ -40,7 +40,7 @@ fn respond(object: &impl serde::Serialize) -> impl FnOnce(&ReceivedCall) -> (Sta
     move |_| (StatusCode::OK, object)
 }
 
-/// The Secret of the Client after its creation, with this version and these annotations.
+/// The Secret of the Client as it is after its creation, with this resourceVersion and these annotations.
 fn stored(version: &str, annotations: &[(&str, &str)]) -> Secret {
     let client = client(None);
     let values = [("issuer", ISSUER), ("client-id", "monitoring.grafana"), ("client-secret", "a secret from before")];
@@ -162,7 +162,7 @@ async fn a_rotation_that_another_operator_has_written_is_not_repeated() {
 
 /// The watch of a new leader is late: it reports an earlier request than the one that was fulfilled last.
 #[tokio::test]
-async fn an_outdated_request_does_not_rotate() {
+async fn an_outdated_rotation_request_causes_no_rotation() {
     let (outdated, current) = (client(Some("1")), client(Some("2")));
     let script = MockApi::default()
         .expect(Method::GET, SECRET, respond(&stored("8", &[("latchkey.dev/handled-rotation", "2")])))
@@ -172,14 +172,14 @@ async fn an_outdated_request_does_not_rotate() {
 }
 
 #[tokio::test]
-async fn an_operator_without_the_right_writes_no_secret() {
+async fn an_operator_that_must_not_write_secrets_of_clients_writes_none() {
     let script = MockApi::default();
     let mut context = context(script.client()).0;
     context.creates_client_secrets = false;
     let client = client(Some("1"));
     let client_id = client.client_id().unwrap();
     assert_eq!(ensure(&context, &client, &client_id, ISSUER).await.unwrap(), SecretOutcome::Unchanged);
-    // An existing Secret is used as it is.
+    // If the Secret exists already, the operator uses it without changing it.
     let name = NamespacedName::new("monitoring", "grafana-oidc");
     context.objects.client_secrets.record_read(&name, ClientSecretState::of(&stored("7", &[])));
     assert_eq!(

@@ -9,8 +9,8 @@ use crate::{
     error::ErrorKind,
 };
 
-/// The labels of the namespaces: `team` is the part of the name before the first hyphen. The labels of `unknown` are
-/// not known.
+/// The labels of the namespaces in these tests: the label `team` is the part of the name before the first hyphen. The
+/// labels of the namespace `unknown` are not known.
 struct Labels;
 
 impl NamespaceLabels for Labels {
@@ -52,7 +52,7 @@ fn served(selected: &[Selected]) -> Vec<RenderedClient> {
     selected.iter().filter_map(|one| one.rendered.clone()).collect()
 }
 
-/// Selects with a published document that has these clients.
+/// Makes the selection. The published document has the clients `last`.
 fn select_after(policy: &ClientPolicy, candidates: &[Candidate], last: &[RenderedClient]) -> Vec<Selected> {
     select(policy, candidates, &Labels, last)
 }
@@ -61,7 +61,7 @@ fn select_first(policy: &ClientPolicy, candidates: &[Candidate]) -> Vec<Selected
     select_after(policy, candidates, &[])
 }
 
-/// Selects one Client. The published document has the Client with the fields `before`.
+/// Selects one Client that was edited. In the published document, the Client has the fields `before`.
 fn select_edited(policy: &ClientPolicy, before: Value, now: Candidate) -> Selected {
     let last = served(&select_first(policy, &[candidate(&now.namespace, &now.name, before)]));
     assert_eq!(last.len(), 1);
@@ -171,9 +171,9 @@ fn a_client_that_stays_served_has_its_current_secret() {
     assert_eq!(invalid(hashes("rotated")), secret("rotated"));
     let pending = Credentials::Created(CreatedSecret::Pending);
     assert_eq!(invalid(pending), RenderedClientAuthentication::Unresolved);
-    // The new spec, which is not accepted, makes it a public client.
+    // The new spec, which is not accepted, makes the Client a public client. It keeps its last secret.
     assert_eq!(invalid(Credentials::None), secret("hash"));
-    // The new spec declares keys that do not exist.
+    // The new spec, which is not accepted, declares keys that do not exist. The Client keeps its last secret.
     let mut keys = web(json!({ "authentication": "PrivateKeyJWT", "jwksRef": { "name": "a", "key": "b" } }));
     keys["scopes"] = json!(["email"]);
     let missing = Credentials::Keys(Err(FieldError::new(Reason::ConfigMapNotFound, "spec.web.jwksRef", "create it")));
@@ -215,14 +215,14 @@ fn a_client_that_is_left_unread_is_refused_and_needs_no_room() {
     let selected = select_first(&policy(), &[unread(), own("b", json!({ "clientID": "grafana" }))]);
     assert_eq!(reasons(&selected), [Some(Reason::TooManyClients), None]);
     assert_eq!(selected[0].rendered, None);
-    // A Client with a mistake reports the mistake.
+    // A Client with a mistake in its spec is refused because of the mistake.
     let invalid = Candidate { credentials: Credentials::LeftUnread, ..own("a", json!({ "scopes": ["email"] })) };
     assert_eq!(reasons(&select_first(&policy(), &[invalid])), [Some(Reason::InvalidSpec)]);
 }
 
 #[test]
 fn what_an_app_no_longer_allows_is_not_kept() {
-    // The App gets the client ID as an audience.
+    // The App now has an audience that is equal to the client ID.
     let policy = policy_of(json!({ "tokens": { "audiences": ["grafana"] } }));
     let fields = json!({ "clientID": "grafana" });
     let last = served(&select_first(&super::super::fixtures::policy(), &[own("a", fields.clone())]));
@@ -236,12 +236,12 @@ fn of_clients_with_one_client_id_the_oldest_is_accepted() {
     let with_id = || json!({ "clientID": "grafana" });
     let selected = select_first(&policy(), &[own("a", with_id()), own("b", with_id())]);
     assert_eq!(reasons(&selected), [None, Some(Reason::ClientIDConflict)]);
-    // A Client that is refused for another reason holds no ID.
+    // A Client that is refused for another reason does not block its client ID for others.
     let mut invalid = with_id();
     invalid["scopes"] = json!(["email"]);
     let selected = select_first(&policy(), &[own("a", invalid), own("b", with_id())]);
     assert_eq!(reasons(&selected), [Some(Reason::InvalidSpec), None]);
-    // A Client that stays served as it was accepted last still holds the ID.
+    // A refused Client that stays served as it was accepted last still blocks its client ID for others.
     let last = served(&select_first(&policy(), &[own("a", with_id())]));
     let mut invalid = with_id();
     invalid["scopes"] = json!(["email"]);
@@ -272,7 +272,7 @@ fn many(namespace: &str, count: usize) -> Vec<Candidate> {
     (0..count).map(|number| candidate(namespace, &format!("c{number}"), json!({}))).collect()
 }
 
-/// Returns how many of these Clients are accepted, and checks why the others are not.
+/// Returns how many of these Clients are accepted, and checks that the others are refused for this reason.
 #[track_caller]
 fn accepted(candidates: &[Candidate], reason: Reason) -> usize {
     let reasons = reasons(&select_first(&granting_all(), candidates));
@@ -295,7 +295,7 @@ fn a_namespace_other_than_the_apps_has_at_most_50() {
 fn other_namespaces_have_at_most_half_of_the_clients() {
     let candidates: Vec<_> = ["a", "b", "c"].into_iter().flat_map(|namespace| many(namespace, 40)).collect();
     assert_eq!(accepted(&candidates, Reason::TooManyClients), 100);
-    // The App's own namespace still has its half.
+    // Clients of the App's own namespace can still use the other half.
     let mut with_own = candidates;
     with_own.extend(many("identity", 101));
     let reasons = reasons(&select_first(&granting_all(), &with_own));

@@ -563,7 +563,7 @@ fn an_app_with_a_panicking_step_is_rejected_and_the_others_are_rendered() {
     let start = "a.yaml (document 1): App shop/bomb: the operator failed on this object: a panic at ";
     assert!(summary.rejected[0].starts_with(start) && !summary.rejected[0].contains("hush"), "{:?}", summary.rejected);
     assert_eq!(folders.document_files(), ["good.json"]);
-    // If a later run panics, the document that is served stays.
+    // If a later run panics, the served document does not change.
     renderer.before_validate = |_| {};
     renderer.run(OffsetDateTime::UNIX_EPOCH).unwrap();
     folders.write("a.yaml", app("shop", "bomb", "{ displayName: Two }"));
@@ -644,7 +644,7 @@ fn a_document_has_the_lowest_format_that_its_app_needs() {
 }
 
 #[test]
-fn of_two_apps_with_one_pages_host_the_first_by_file_and_place_has_it() {
+fn of_two_apps_with_one_pages_host_the_first_by_file_and_position_has_it() {
     let folders = Folders::new();
     let pages = "{ pages: { mode: Enabled, host: login.example.com } }";
     folders.write("b.yaml", app("b", "first", pages));
@@ -805,14 +805,14 @@ fn a_grant_by_label_needs_a_manifest_of_the_namespace() {
     let namespace = "apiVersion: v1\nkind: Namespace\nmetadata: { name: monitoring, labels: { team: a } }\n";
     folders.write("namespace.yaml", namespace);
     assert_eq!((folders.run().rejected, client_ids(&folders)), (Vec::new(), vec!["monitoring.grafana".to_owned()]));
-    // A withdrawn grant takes effect at once.
+    // If the App no longer accepts Clients of the namespace, this takes effect at once.
     folders.remove("namespace.yaml");
     folders.run();
     assert_eq!(client_ids(&folders), [""; 0]);
 }
 
 #[test]
-fn the_first_client_by_file_and_place_has_the_client_id() {
+fn the_first_client_by_file_and_position_has_the_client_id() {
     let folders = Folders::new();
     folders.write("app.yaml", app("identity", "platform", PLATFORM));
     let with_id = format!("clientID: grafana, {WEB}");
@@ -833,7 +833,8 @@ fn an_invalid_client_stays_served_as_it_was() {
     folders.write("app.yaml", app("identity", "platform", PLATFORM));
     folders.write("client.yaml", client("identity", "grafana", "", &format!("displayName: Old, {WEB}")));
     folders.run();
-    // The new spec is invalid by the schema, or by the rules of the App. After that, the whole file cannot be read.
+    // The first new spec is invalid according to the schema, the second according to the rules for Clients of the App.
+    // After that, the whole file cannot be read.
     for spec in ["displayName: New, web: {}", &format!("displayName: New, clientID: platform, {WEB}")] {
         folders.write("client.yaml", client("identity", "grafana", "", spec));
         assert_eq!(folders.run().rejected.len(), 1, "{spec}");
@@ -859,7 +860,7 @@ fn ended_clients_are_removed_while_the_app_is_broken() {
     let names = || folders.document("platform").unwrap().clients.into_iter().map(|client| client.name);
     assert_eq!(names().collect::<Vec<_>>(), ["deleted", "foreign", "kept"]);
 
-    // The schema rejects the App, so what it grants is not known.
+    // The schema rejects the App, so it is not known which Clients the App accepts.
     folders.write("app.yaml", app("identity", "platform", "{ unknown: 1 }"));
     folders.remove("deleted.yaml");
     assert_eq!(folders.run().rejected.len(), 1);

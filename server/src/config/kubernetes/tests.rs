@@ -25,7 +25,7 @@ use crate::{config::cache::Cache, fixtures};
 
 const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The next call that the API server expects, and its response.
+/// A call that the script expects, and the response to this call.
 enum ExpectedCall {
     /// A call with this `continue` token for a page of the list. The response has the Secrets and the token of the next
     /// page.
@@ -34,7 +34,7 @@ enum ExpectedCall {
         secrets: Vec<Value>,
         next_token: Option<&'static str>,
     },
-    /// A watch from this resourceVersion. The response consists of the lines. If `stays_open` is set, the response does
+    /// A watch from this resourceVersion. The response consists of `lines`. If `stays_open` is set, the response does
     /// not end.
     Watch {
         resource_version: &'static str,
@@ -144,7 +144,7 @@ impl TestApiServer {
     }
 
     fn watch(&self, apps: &Arc<Apps>) -> (WatchGuard, mpsc::UnboundedReceiver<Result<(), String>>) {
-        // Fails if another test has already installed a crypto provider.
+        // Returns an error if another test has already installed a crypto provider. The error does not matter.
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         let (sender, results) = mpsc::unbounded_channel();
         let config = kube::Config::new(format!("http://{}", self.address).parse().unwrap());
@@ -406,7 +406,7 @@ async fn a_silent_list_and_a_silent_watch_are_restarted() {
     ])
     .await;
     let timeouts = Timeouts { read: Duration::from_millis(600), list: Duration::from_millis(300) };
-    // Fails if another test has already installed a crypto provider.
+    // Returns an error if another test has already installed a crypto provider. The error does not matter.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let (sender, mut results) = mpsc::unbounded_channel();
     let config = kube::Config::new(format!("http://{}", server.address).parse().unwrap());

@@ -80,7 +80,7 @@ pub async fn record_export<S: UserAdministration>(
     admin.stores().record_administration(admin.app_id(), event.with_detail(detail)).await
 }
 
-/// Removes the user's identities at a Provider.
+/// Removes from the user the identities that belong to one Provider.
 pub async fn remove_identities<S: UserAdministration>(
     admin: AdministratorCall<'_, S>,
     user: UserId,

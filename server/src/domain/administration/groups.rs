@@ -10,7 +10,8 @@ use crate::domain::{
     user::UserId,
 };
 
-/// How long a call removes the members of a group. If some members remain after that, the client must repeat the call.
+/// The maximum time for which one call removes members of a group. If some members remain after that, the client must
+/// repeat the call.
 const MAX_REMOVAL_TIME: Duration = Duration::seconds(30);
 
 /// Why a call about groups failed.
@@ -74,7 +75,7 @@ pub async fn remove_group<S: GroupAdministration + GroupChanges>(
     }
 }
 
-/// Makes the user a member of the group. Does nothing if an administrator has done so before.
+/// Makes the user a member of the group. Does nothing if an administrator has already added the user to the group.
 pub async fn add_member<S: GroupAdministration + GroupChanges>(
     admin: AdministratorCall<'_, S>,
     name: &ManagedGroupName,
@@ -139,7 +140,7 @@ mod tests {
         fixtures,
     };
 
-    /// Each read of the time advances it by this duration.
+    /// A clock that advances by `step_seconds` each time it is read.
     struct SlowClock {
         step_seconds: i64,
         reads: AtomicI64,
@@ -152,8 +153,8 @@ mod tests {
         }
     }
 
-    /// Stores in memory. Each removal of a batch returns the next outcome of `removals`. `propagated` records the users
-    /// whose groups are written to Redis.
+    /// An implementation of the ports in memory. Each removal of a batch returns the next outcome of `removals`.
+    /// `propagated` records the users whose groups are written to Redis.
     #[derive(Default)]
     struct FakeStores {
         removals: Mutex<VecDeque<GroupRemoval>>,
@@ -280,7 +281,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_group_that_another_call_has_deleted_in_the_meantime_is_removed() {
+    async fn removing_a_group_succeeds_if_another_call_deletes_it_in_the_meantime() {
         let (outcome, propagated, _) =
             remove(0, [GroupRemoval::Partial(vec![change(1)]), GroupRemoval::NotFound]).await;
         assert!(outcome.is_ok());

@@ -20,7 +20,7 @@ pub enum RequestMailError {
 
 /// Queues a mail with a code. Returns false and queues nothing in these cases: the user is disabled; the user has no
 /// address for the mail, or nothing to confirm; the mail is an invitation and the user has a password; a mail of this
-/// kind already waits.
+/// kind to the user already waits in the outbox.
 pub async fn request_mail<S: UserAdministration + RateLimits>(
     admin: AdministratorCall<'_, S>,
     user: UserId,

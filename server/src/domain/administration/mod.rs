@@ -200,7 +200,7 @@ impl fmt::Debug for ExternalId {
 
 impl Metadata {
     pub const MAX_BYTES: usize = 8 * 1024;
-    /// The range of the absolute values of numbers other than 0.
+    /// The allowed absolute values of the numbers in metadata. The number 0 is also allowed.
     pub const NUMBERS: RangeInclusive<f64> = 1e-20..=1e20;
 
     pub fn new(object: Map<String, Value>) -> Result<Self, InvalidMetadata> {
@@ -230,7 +230,8 @@ impl Metadata {
 }
 
 impl PartialEq for Metadata {
-    /// Compares the values: Postgres returns the text with other white space, and the keys in another order.
+    /// Compares the parsed values, not the texts: Postgres returns a text with other white space and another order of
+    /// the keys than the text that was stored.
     fn eq(&self, other: &Self) -> bool {
         let value = |metadata: &Self| serde_json::from_str::<Value>(metadata.0.get()).ok();
         value(self) == value(other)

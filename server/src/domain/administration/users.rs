@@ -53,7 +53,7 @@ pub struct ChangeUserInput {
     pub disabled: Option<bool>,
     /// `Some(None)` removes the metadata.
     pub metadata: Option<Option<Metadata>>,
-    /// `Some(None)` removes the id.
+    /// `Some(None)` removes the external id.
     pub external_id: Option<Option<ExternalId>>,
 }
 
@@ -83,7 +83,7 @@ impl From<PasswordPolicyError> for CreateUserError {
     }
 }
 
-/// Creates a user. The password policy of the App applies; `signUp` does not.
+/// Creates a user. The App's password policy applies. The App's setting `signUp` does not apply.
 pub async fn create_user<S: UserAdministration + PasswordHasher>(
     admin: AdministratorCall<'_, S>,
     input: CreateUserInput,

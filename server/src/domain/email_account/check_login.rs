@@ -48,7 +48,7 @@ impl<E: Into<CommonError>> From<E> for LoginError {
 #[must_use = "the limits on wrong passwords still count the login"]
 pub(in crate::domain) struct CheckedLogin {
     account: AccountKey,
-    /// The permit of the limits on wrong passwords.
+    /// The permit of the limits on wrong passwords. Until it is released, the login counts as a wrong password.
     failure_permit: RateLimitPermit,
 }
 
@@ -66,7 +66,7 @@ pub(in crate::domain) async fn check_login<S: Users + RateLimits + PasswordHashe
     let user = match check_password(call, request).await {
         Ok(user) => user,
         Err(error) => {
-            // The password was not checked.
+            // The password was not checked, so this attempt must not count as a wrong password.
             call.stores.release(call.app_id(), failure_permit).await;
             return Err(error.into());
         }
@@ -80,8 +80,9 @@ pub(in crate::domain) async fn check_login<S: Users + RateLimits + PasswordHashe
     };
     let unverified = call.app.doc.require_verified_email && !user.email_verified;
     if unverified && !user.disabled && call.app.doc.enumeration_protection == EnumerationProtection::Strict {
-        // A client can call *register* and then *login*. Any other response to *login* would reveal whether the email
-        // address was known before. For the same reason, the permit of the limits on wrong passwords is not released.
+        // A client can call *register* and then *login*. Any response to *login* other than the one to a wrong password
+        // would reveal whether the email address was known before. For the same reason, the permit of the limits on
+        // wrong passwords is not released.
         count_refusal(RefusalKind::Login, Some(&user));
         return Err(LoginError::InvalidCredentials);
     }
@@ -119,8 +120,8 @@ impl CheckedLogin {
 }
 
 /// If the password is right, the inner `Ok` has the user. Otherwise the inner `Err` has the user of the email address,
-/// if there is one. The check takes the same time for known and unknown email addresses, and for foreign and native
-/// hashes.
+/// if there is one. The check takes the same time for known and unknown email addresses, and for foreign (imported)
+/// hashes and the servers' own hashes.
 async fn check_password<S: Users + PasswordHasher>(
     call: Call<'_, S>,
     request: &LoginInput,
@@ -135,8 +136,8 @@ async fn check_password<S: Users + PasswordHasher>(
     })
 }
 
-/// Hashes the password again if its stored hash is not native: it is foreign, or was made with other parameters, weaker
-/// or stronger ones. If this fails, the next login tries it again.
+/// Hashes the password again if its stored hash has another function or other parameters (weaker or stronger ones) than
+/// new hashes. If this fails, the next login tries it again.
 async fn renew_hash<S: Users + PasswordHasher>(call: Call<'_, S>, user: &User, password: &Password) {
     let native = call.stores.class_of_new_hashes();
     let Some(old) = user.password_hash.as_ref().filter(|hash| !hash.is_native(native)) else { return };

@@ -43,13 +43,14 @@ impl<E: Into<CommonError>> From<E> for ConfirmError {
     }
 }
 
-/// A confirmation that is applied, before the client gets its session.
+/// A confirmation that was applied. The client has not got its session yet.
 pub(in crate::domain) struct AppliedConfirmation {
     pub(in crate::domain) user: User,
-    /// The session that continues. It has the user's new epoch, which the confirmation has raised.
+    /// The client's session, if it continues after the confirmation. It has the user's new epoch: the confirmation has
+    /// raised the epoch.
     pub(in crate::domain) kept_session: Option<Session>,
-    /// The id of the session to open if no session continues. Only this session can set a password without the old one,
-    /// if the account was contested.
+    /// The id of the session to open if no session continues. If the account was contested, only this session can set a
+    /// password without the old one.
     pub(in crate::domain) new_session: SessionId,
     pub(in crate::domain) was_contested: bool,
 }

@@ -133,7 +133,7 @@ async fn create_or_contest_user<S: Users + PasswordHasher>(
 }
 
 /// Queues a mail to the owner of a known email address. An unverified account becomes contested if the password of the
-/// request is not the password of the account, or if the account has a hash that is not native.
+/// request is not the password of the account, or if its hash has another function or other parameters than new hashes.
 async fn register_known_address<S: Users + PasswordHasher>(
     call: Call<'_, S>,
     request: &RegisterInput,
@@ -141,8 +141,8 @@ async fn register_known_address<S: Users + PasswordHasher>(
     is_mailed: bool,
     event: Event,
 ) -> Result<(), CommonError> {
-    // A foreign hash, or one with earlier parameters, is not checked: its check would not take the same time as the
-    // native hash for an unknown email address.
+    // A hash with another function or other parameters is not checked: its check would not take the same time as the
+    // new hash that is made for an unknown email address.
     let native = call.stores.class_of_new_hashes();
     let hash = user.password_hash.as_ref().filter(|hash| hash.is_native(native));
     let is_same_password = call.stores.verify(call.app, call.client_address(), &request.password, hash).await?;

@@ -1,4 +1,5 @@
-//! Argon2: `$argon2id$v=19$m=65536,t=3,p=4$salt$hash`. Native hashes have this form, too.
+//! Argon2: `$argon2id$v=19$m=65536,t=3,p=4$salt$hash`. The hashes that the servers make (native hashes) have this form,
+//! too.
 
 use std::fmt::Display;
 
@@ -88,8 +89,8 @@ impl Argon2Class {
     pub const DEFAULT_NATIVE: Self =
         Self { variant: Argon2Variant::Argon2id, version: Argon2Version::V19, memory_kib: 19_456, passes: 2, lanes: 1 };
 
-    /// Returns the parameters of new hashes with other costs. `None` if they are weaker than the default, above a
-    /// ceiling, or of a weight greater than [`MAX_WEIGHT`].
+    /// Returns parameters with which an installation can make new hashes. `None` if they are weaker than the default,
+    /// above a ceiling, or of a weight greater than [`MAX_WEIGHT`].
     pub fn native(memory_mib: u32, iterations: u32) -> Option<Self> {
         let memory_kib = memory_mib.checked_mul(1024)?;
         let class = Self { memory_kib, passes: iterations, ..Self::DEFAULT_NATIVE };
@@ -100,8 +101,8 @@ impl Argon2Class {
         is_allowed.then_some(class)
     }
 
-    /// Whether an installation can choose these parameters for new hashes. A hash with such parameters can be of a
-    /// server that has, or had, other parameters than this server.
+    /// Whether an installation can choose these parameters for new hashes. If they are not the parameters of this
+    /// server, another server of the installation may have made the hash, now or earlier.
     pub fn can_be_native(self) -> bool {
         let Self { variant, version, memory_kib, passes, lanes } = Self::DEFAULT_NATIVE;
         (self.variant, self.version, self.lanes) == (variant, version, lanes)

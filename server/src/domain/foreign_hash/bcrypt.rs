@@ -13,7 +13,7 @@ use super::{
 
 const MIN_COST: u32 = 4;
 const MAX_COST: u32 = 13;
-/// The cost with weight 1: a check of this cost takes as long as a native hash.
+/// The cost with weight 1: a check of this cost takes as long as a hash with the default parameters.
 const COST_OF_WEIGHT_1: u32 = 8;
 /// The memory of a check: the state of Blowfish, which has 18 subkeys and four tables of 256 words.
 pub(super) const MEMORY_BYTES: u64 = (18 + 4 * 256) * 4;
@@ -53,7 +53,7 @@ pub(super) fn print_tail(salt: &[u8], output: &[u8]) -> Zeroizing<String> {
 // === impl BcryptClass ===
 
 impl BcryptClass {
-    /// Parses the cost in a hash, which always has two digits.
+    /// Parses the cost that the text of a hash contains. There the cost always has two digits.
     pub(super) fn from_two_digits(text: &str) -> Result<Self, HashError> {
         if text.len() != 2 {
             return Err(HashError::NotSupported);
@@ -61,7 +61,7 @@ impl BcryptClass {
         Self::from_cost(text.strip_prefix('0').unwrap_or(text))
     }
 
-    /// Parses the cost in the text of a class.
+    /// Parses the cost that the text of a class contains, for example `10` in `bcrypt$10`.
     pub(super) fn from_cost(text: &str) -> Result<Self, HashError> {
         let cost = text::number(text)?;
         match cost {

@@ -52,7 +52,7 @@ impl Pbkdf2Digest {
         }
     }
 
-    /// Returns the number of iterations that take as long as a native hash.
+    /// Returns the number of iterations that take as long as a hash with the default parameters.
     const fn iterations_of_weight_1(self) -> u32 {
         match self {
             Self::Sha1 => 30_000,

@@ -11,7 +11,7 @@ const MAX_MEMORY_BYTES: u64 = (128 << 20) + (1 << 20);
 /// The maximum of N·r: the N blocks take 128·N·r bytes, which are then 128 MiB.
 const MAX_N_R: u64 = 1 << 20;
 const MAX_N_R_P: u64 = 1 << 21;
-/// The product with weight 1: a check with this N·r·p takes as long as a native hash.
+/// The product with weight 1: a check with this N·r·p takes as long as a hash with the default parameters.
 const N_R_P_OF_WEIGHT_1: u32 = 32_768;
 /// The largest ln for which N·r can be within [`MAX_N_R`].
 const MAX_LOG_N: u32 = 20;

@@ -70,12 +70,13 @@ fn join_by_client(
 // === impl Application ===
 
 impl Application {
-    /// The id in forms: the client ID or, without a client, the UID.
+    /// The id of the application in forms: the client ID or, if the App no longer has the client, the client's UID.
     pub fn id(&self) -> &str {
         self.client.as_ref().map_or(self.client_uid.as_str(), |client| client.client_id.as_str())
     }
 
-    /// The name for people. Without a client, its last known client ID or its UID.
+    /// The name for people. If the App no longer has the client: the client ID that a session contains, or the client's
+    /// UID.
     pub fn name(&self) -> &str {
         match &self.client {
             Some(client) => &client.display_name,

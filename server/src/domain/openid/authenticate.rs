@@ -141,7 +141,7 @@ async fn count_request<S: RateLimits>(
     }
 }
 
-/// Checks the credentials, without a store. Returns the assertion, if the client has sent one.
+/// Checks the credentials, without a call to Redis or Postgres. Returns the assertion, if the client has sent one.
 fn verify(
     client: &OpenIdClient,
     credentials: PresentedCredentials<'_>,

@@ -320,7 +320,7 @@ impl AuthorizationRequest {
     }
 
     /// The scopes that the client gets: the requested scopes, and the scopes of the single claims that it requests.
-    pub fn disclosed_scopes(&self) -> Scopes {
+    pub fn scopes_for_client(&self) -> Scopes {
         let claims = self.claims.id_token.scopes().iter().chain(self.claims.userinfo.scopes().iter());
         let claims: Scopes = claims.collect();
         self.scopes.iter().chain(claims.intersection(self.client.scopes).iter()).collect()
@@ -384,8 +384,8 @@ fn parse_challenge(
     }
 }
 
-/// Returns the user that the hint names. `None` if the key of the hint is unknown: then nothing in the hint can be
-/// trusted.
+/// Returns the user that an `id_token_hint` names. `None` if the key of the hint is unknown: then nothing in the hint
+/// can be trusted.
 fn check_hint(app: &App, client: &OpenIdClient, text: &str) -> Result<Option<UserId>, AuthorizationError> {
     match id_token::verify_hint(app, text) {
         Ok(hint) if hint.client_id == client.client_id.as_str() => Ok(Some(hint.sub)),

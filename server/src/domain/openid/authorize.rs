@@ -51,7 +51,7 @@ pub enum AuthorizationOutcome {
 #[derive(Clone, Copy, Debug)]
 pub enum AuthorizationStep<'a> {
     LoginNeeded,
-    /// The user of this session must decide.
+    /// The user of this session must decide whether to allow the client the access.
     ConsentNeeded(&'a AuthenticatedSession),
     Refused(AuthorizationError),
     /// A code can be issued in this session. `given`: whether the user has just given consent.

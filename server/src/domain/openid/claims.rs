@@ -23,7 +23,7 @@ use crate::domain::{
 pub struct UserClaims<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<&'a str>,
-    /// Only if it is verified.
+    /// The email address, only if it is verified.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub email: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -19,7 +19,7 @@ use super::{client_assertion::AssertionKey, scope::Scopes};
 /// A client of an App, as the document has it. The texts are boxed, because an installation can have 50,000 clients.
 pub struct OpenIdClient {
     pub client_id: ClientId,
-    /// The identity of the Client resource. Codes, sessions and consents are bound to it.
+    /// The Kubernetes UID of the Client resource. Codes, sessions and consents are bound to it.
     pub uid: Box<str>,
     pub display_name: Box<str>,
     pub authentication: ClientAuthentication,
@@ -71,12 +71,12 @@ struct PreviousDigest {
 
 /// Which groups of a user a client sees.
 pub struct GroupFilter {
-    /// If the list is empty, the client sees every group.
+    /// The client sees only groups that match one of these patterns. If the list is empty, the client sees every group.
     only: Box<[GroupPattern]>,
     max: usize,
 }
 
-/// The groups of a user for one client.
+/// The groups of a user that one client sees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VisibleGroups<'a> {
     Listed(Vec<&'a str>),
@@ -254,7 +254,7 @@ impl ClientSecrets {
 // === impl GroupFilter ===
 
 impl GroupFilter {
-    /// The groups that the client sees, in their order.
+    /// Returns the groups that the client sees, in the order of `groups`.
     pub fn visible<'a>(&self, groups: &'a [GroupName]) -> VisibleGroups<'a> {
         let names = groups.iter().map(GroupName::as_str);
         let is_visible = |name: &&str| self.only.is_empty() || self.only.iter().any(|pattern| pattern.matches(name));

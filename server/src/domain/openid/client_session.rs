@@ -83,8 +83,8 @@ pub async fn find_client_session<'a, S: ClientSessions>(
 // === impl ClientGrant ===
 
 impl ClientGrant {
-    /// The client of the App with this UID. `None` if the client was deleted, or if the App no longer accepts clients
-    /// from its namespace.
+    /// Finds the client of this grant in the App, by client ID and UID. `None` if the client was deleted, or if the App
+    /// no longer accepts clients from its namespace.
     pub fn client<'a>(&self, app: &'a App) -> Option<&'a OpenIdClient> {
         let client = app.client(&self.client_id)?;
         (*client.uid == *self.client_uid).then_some(&**client)

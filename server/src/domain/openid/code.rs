@@ -80,7 +80,7 @@ pub struct ExchangedCode {
 /// A stored code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoredClientCode {
-    /// It was not exchanged yet.
+    /// The code was not exchanged yet.
     New(Box<ClientCodeRecord>),
     /// The first exchange opened this session.
     Exchanged(ExchangedCode, SessionId),

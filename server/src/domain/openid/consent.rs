@@ -1,4 +1,5 @@
-//! When a user must allow a client the access, and what the user has allowed (specification: Authorization, Consent).
+//! When a user must decide about the access of a client, and what the user has allowed (specification: Authorization,
+//! Consent).
 
 use latchkey_crds::client::Consent;
 
@@ -11,7 +12,7 @@ use crate::domain::{
     ports::{AuditLog, Consents, NewConsent, StoreError},
 };
 
-/// Why the user must decide.
+/// Why the user must decide on the consent page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConsentReason {
     /// The request asks for consent, or the setting of the client requires it.
@@ -36,7 +37,7 @@ pub(super) async fn consent_reason<S: Consents>(
             Consent::Once => {
                 let uid = &request.client.uid;
                 let allowed = call.stores.consented_scopes(call.app_id(), session.user_id(), uid).await?;
-                !request.disclosed_scopes().is_subset_of(allowed)
+                !request.scopes_for_client().is_subset_of(allowed)
             }
         };
     Ok(if is_needed {
@@ -59,7 +60,7 @@ pub(super) fn is_allowed(
     request: &AuthorizationRequest,
     session: &AuthenticatedSession,
 ) -> bool {
-    shown.is_some_and(|shown| shown.user == session.user_id() && request.disclosed_scopes().is_subset_of(shown.scopes))
+    shown.is_some_and(|shown| shown.user == session.user_id() && request.scopes_for_client().is_subset_of(shown.scopes))
 }
 
 /// Records that the user has allowed the access. The consent is stored only for a Client with `consent: Once`, so that
@@ -77,7 +78,7 @@ pub(super) async fn record_consent<S: Consents + AuditLog>(
             let consent = NewConsent {
                 user: session.user_id(),
                 client_uid: client.uid.to_string(),
-                scopes: request.disclosed_scopes(),
+                scopes: request.scopes_for_client(),
                 at: call.env.now(),
                 event,
             };
@@ -92,5 +93,5 @@ pub(super) async fn record_consent<S: Consents + AuditLog>(
 
 /// What the consent page shows for this user.
 pub fn shown_consent(request: &AuthorizationRequest, session: &AuthenticatedSession) -> ShownConsent {
-    ShownConsent { user: session.user_id(), scopes: request.disclosed_scopes() }
+    ShownConsent { user: session.user_id(), scopes: request.scopes_for_client() }
 }

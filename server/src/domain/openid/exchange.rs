@@ -35,8 +35,8 @@ pub struct ClientExchange<'a> {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ClientExchangeError {
-    /// The code is unknown, expired, used or another client's, or one of its conditions is not met. The error does not
-    /// say which.
+    /// The code is unknown, expired or used, belongs to another client, or one of its conditions is not met. The error
+    /// does not say which.
     #[error("the code is not valid")]
     InvalidGrant,
     #[error(transparent)]
@@ -105,8 +105,8 @@ pub async fn exchange_client_code<S: ClientCodes + ClientSessions + Sessions + G
     }
 }
 
-/// Whether the verifier matches the challenge. A missing verifier is refused, and so is a verifier without a challenge
-/// (RFC 9700, 4.8.2).
+/// Whether the verifier matches the challenge. A challenge without a verifier is refused, and so is a verifier without
+/// a challenge (RFC 9700, 4.8.2).
 fn is_verified(challenge: Option<&CodeChallenge>, verifier: Option<&str>) -> bool {
     match (challenge, verifier) {
         (None, None) => true,

@@ -15,7 +15,8 @@ use super::{
 };
 use crate::domain::{app::App, clock::Env, error::CommonError, keys::ID_TOKEN_TYP, session::SessionId, user::UserId};
 
-/// The maximum length of a hint, in bytes. With 500 groups, an ID token has about 90 KiB, but a URL has at most 32 KiB.
+/// The maximum length of an `id_token_hint`, in bytes. With 500 groups, an ID token has about 90 KiB, but a URL has at
+/// most 32 KiB.
 const MAX_HINT_BYTES: usize = 32 * 1024;
 
 /// The claims of an ID token (specification: OpenID provider, ID tokens).
@@ -52,8 +53,8 @@ pub enum IdTokenError {
     Common(#[from] CommonError),
 }
 
-/// The verified content of a hint. The signature, the issuer and the type are checked, but not the expiry, because a
-/// hint is often old.
+/// The verified content of an `id_token_hint`. The signature, the issuer and the type are checked, but not the expiry,
+/// because a hint is often old.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hint {
     pub sub: UserId,
@@ -63,7 +64,7 @@ pub struct Hint {
     pub client_id: String,
 }
 
-/// Why a hint is not used.
+/// Why an `id_token_hint` is not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HintError {
     /// It is not an ID token of this App.
@@ -74,7 +75,7 @@ pub enum HintError {
     UnknownKey,
 }
 
-/// The claims that are read from a hint.
+/// The claims that are read from an `id_token_hint`.
 #[derive(Deserialize)]
 struct HintClaims {
     sub: UserId,

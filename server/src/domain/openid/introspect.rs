@@ -29,8 +29,8 @@ pub enum ClientTokenKind {
     Refresh,
 }
 
-/// For ServiceAccounts. Returns the access token of a client only if forward auth also admits it, because a service
-/// that checks only `active` must not accept tokens for other services.
+/// For introspection by ServiceAccounts. Returns the access token of a client only if forward auth also admits it,
+/// because a service that checks only `active` must not accept tokens for other services.
 pub async fn introspect_admitted<'a, S: ClientSessions>(
     call: Call<'a, S>,
     token: &str,
@@ -42,7 +42,7 @@ pub async fn introspect_admitted<'a, S: ClientSessions>(
     }
 }
 
-/// Returns the access token or refresh token of this client, which has authenticated.
+/// Returns the access token or refresh token if it is active and belongs to this client, which has authenticated.
 pub async fn introspect_own<'a, S: ClientSessions>(
     call: Call<'a, S>,
     client: &OpenIdClient,

@@ -107,7 +107,7 @@ impl LogoutRequest {
         RequestParameters::new(all.into_iter().filter_map(|(name, value)| Some((name, value?))))
     }
 
-    /// Where the browser goes after the logout. `None`: the page of the service.
+    /// Where the browser goes after the logout. `None`: the browser stays on a page of Latchkey.
     pub fn redirect_url(&self) -> Option<String> {
         let target = self.target.as_ref()?;
         let state = self.state.as_deref().map(|state| ("state", state));

@@ -118,7 +118,7 @@ impl PushedRequestKey {
         Self::new(request_uri, client.is_public())
     }
 
-    /// `is_public`: the client is public.
+    /// `is_public`: whether the client is public.
     pub fn new(request_uri: &str, is_public: bool) -> Self {
         Self { digest: URL_SAFE_NO_PAD.encode(digest(&SHA256, request_uri.as_bytes())), is_public }
     }

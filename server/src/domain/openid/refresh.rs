@@ -24,8 +24,8 @@ use crate::domain::{
 
 #[derive(Debug, thiserror::Error)]
 pub enum ClientRefreshError {
-    /// The token is unknown, expired, revoked, reused or another client's, or the user can no longer sign in at the
-    /// client. The error does not say which.
+    /// The token is unknown, expired, revoked or reused, or belongs to another client, or the user can no longer sign
+    /// in at the client. The error does not say which.
     #[error("the refresh token is not valid")]
     InvalidGrant,
     /// The client requested a scope that the session does not have.
@@ -85,7 +85,8 @@ pub async fn refresh_client<S: ClientSessions + Sessions + Groups + AuditLog>(
     Ok(issue_client_tokens(call.app, call.env, client, &session, narrowed, None, &groups)?)
 }
 
-/// The scopes that the client still has. `None` if it has lost `openid`, or the offline access of the session.
+/// The scopes that the client still has. `None` if the client has lost `openid`, or has lost `offline_access` and the
+/// session was granted it.
 pub(super) fn remaining_scopes(client: &OpenIdClient, granted: Scopes) -> Option<Scopes> {
     let remaining = granted.intersection(client.scopes);
     let is_kept = |scope| !granted.contains(scope) || remaining.contains(scope);

@@ -92,7 +92,7 @@ pub async fn request_address_change<S: Users + OwnAccounts + RateLimits + Passwo
             let expires_in = i64::from(call.app.doc.mail.confirm_code_lifetime_seconds);
             return Ok(PendingAddressChange { user, expires_in, expires_at: now.unix_timestamp() + expires_in });
         }
-        // No mail was queued.
+        // No mail was queued, so the request must not count towards the limits of mails.
         release_mail_limit(call, mail_permit).await;
         requested?;
         // Another change has raised the user's epoch since the user was read. The loop reads the user and checks

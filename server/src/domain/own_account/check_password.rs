@@ -48,7 +48,7 @@ pub(super) async fn verify_password<S: RateLimits + PasswordHasher + AuditLog>(
     Ok(())
 }
 
-/// Returns the key that identifies the account in rate limits and refusals.
+/// Returns the key that identifies the account in rate limits and in the counts of refusals of the audit log.
 pub(super) fn account_key<S>(call: Call<'_, S>, user: &User) -> AccountKey {
     match &user.email {
         Some(email) => call.account_key(email),

@@ -55,7 +55,7 @@ mod tests {
         let text = browser.encode();
         assert_eq!(BrowserId::parse(&text), Some(browser.clone()));
         assert_eq!(format!("{browser:?}"), "BrowserId(…)");
-        // The last one has bits after the 16 bytes.
+        // The last text of the list has bits after the 16 bytes.
         for bad in ["", "x", &text[1..], &format!("{text}A"), &"é".repeat(11), "AAAAAAAAAAAAAAAAAAAAAB"] {
             assert_eq!(BrowserId::parse(bad), None, "{bad}");
         }

@@ -150,7 +150,7 @@ fn confirm_error(error: ConfirmError) -> BrowserConfirmError {
     }
 }
 
-/// Converts the error of a password check, which returns only the last two of these errors.
+/// Converts the error of a password check, which returns only the last two of these variants.
 fn password_error(error: OwnAccountError) -> BrowserConfirmError {
     match error {
         OwnAccountError::InvalidToken

@@ -15,7 +15,7 @@ use crate::domain::{
     flow::{ContinuePurpose, LoginCode, PendingLogin},
     ports::{AuditLog, Flows, Groups, Identities, Sessions, Users},
     session::{Amr, SessionId},
-    social::{LinkError, link_kept_identity},
+    social::{LinkError, link_stored_identity},
 };
 
 #[derive(Debug, thiserror::Error)]
@@ -77,7 +77,7 @@ pub async fn continue_link<S: Users + Identities + Flows>(
         return Err(ContinueError::InvalidCode);
     }
     let provider = identity.provider.clone();
-    link_kept_identity(call, signed_in, identity).await.map_err(ContinueError::Link)?;
+    link_stored_identity(call, signed_in, identity).await.map_err(ContinueError::Link)?;
     Ok(provider)
 }
 

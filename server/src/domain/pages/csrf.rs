@@ -11,13 +11,14 @@ use crate::domain::{app::App, keys::mac_for_app, user::UserId};
 /// The length of each field: an HMAC-SHA-256 in base64url.
 const CHARS: usize = 43;
 
-/// The value of the field for the forms of this App in this browser. It does not depend on a session, so that the login
-/// form is protected, too.
+/// The value of the field `csrf` for the forms of this App in this browser. It does not depend on a session, so that
+/// the login form is protected, too.
 pub fn csrf_token(app: &App, browser: &BrowserId) -> String {
     token(app, browser.as_bytes())
 }
 
-/// Whether the text is the field of a form of this App in this browser, made with any HMAC key that the App still has.
+/// Whether the text is a value of the field `csrf` of this App in this browser, made with any HMAC key that the App
+/// still has.
 pub fn is_valid_csrf_token(app: &App, browser: &BrowserId, text: &str) -> bool {
     is_valid(app, browser.as_bytes(), text)
 }
@@ -28,12 +29,13 @@ pub fn user_token(app: &App, user: UserId) -> String {
     token(app, &user_content(user))
 }
 
-/// Whether the text is the field of a form of this user's account, made with any HMAC key that the App still has.
+/// Whether the text is a value of the field `user` of this user's forms, made with any HMAC key that the App still has.
 pub fn is_valid_user_token(app: &App, user: UserId, text: &str) -> bool {
     is_valid(app, &user_content(user), text)
 }
 
-/// This input is longer than a browser id, so a field `csrf` is never valid as a field `user`, or the other way round.
+/// The bytes from which the field `user` is computed. They are longer than a browser id, so a field `csrf` is never
+/// valid as a field `user`, or the other way round.
 fn user_content(user: UserId) -> Vec<u8> {
     [&b"user\n"[..], user.0.as_bytes()].concat()
 }

@@ -5,15 +5,16 @@ use url::Url;
 
 use crate::domain::app::App;
 
-/// The URL under which the pages of an App are: the App's issuer. If the App holds an own host, this host replaces the
-/// host of the issuer.
+/// The base URL of an App's pages: the App's issuer. If the App holds its own host for the pages, this host replaces
+/// the host of the issuer.
 #[derive(Clone, Debug)]
 pub struct PagesUrl(Url);
 
 // === impl PagesUrl ===
 
 impl PagesUrl {
-    /// `host` is the own host, if the App holds it. Scheme, port and path are those of the base URL.
+    /// `host` is the App's own host for its pages, unless the App has none or the host belongs to another App. Scheme,
+    /// port and path are those of the base URL.
     pub fn new(app: &App, host: Option<&HostName>) -> Self {
         let mut url = Url::parse(app.doc.issuer.as_str()).expect("an issuer is a URL");
         if let Some(host) = host {

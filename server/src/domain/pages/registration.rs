@@ -62,8 +62,8 @@ impl Registration {
         seal::seal(env, app, SealedPurpose::Registration, &browser.encode(), self)
     }
 
-    /// Opens the value of a cookie. Returns `None` if it is forged or has expired, if it belongs to another App or
-    /// browser, and for every other cookie.
+    /// Opens the value of a cookie. Returns `None` if the value is forged or has expired, if it belongs to another App
+    /// or browser, or if it is from another kind of cookie.
     pub fn open(app: &App, browser: &BrowserId, value: &str, now: OffsetDateTime) -> Option<Self> {
         let bound_to = browser.encode();
         let opened: Self = seal::open(app, SealedPurpose::Registration, &bound_to, value, MAX_COOKIE_CHARS)?;

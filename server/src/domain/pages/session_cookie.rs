@@ -59,7 +59,7 @@ impl SessionCookie {
         URL_SAFE_NO_PAD.encode(bytes)
     }
 
-    /// Parses a cookie of this App and checks its HMAC, without a store.
+    /// Parses a cookie of this App and checks its HMAC, without a call to Redis.
     pub fn decode(app: &App, text: &str, now: OffsetDateTime) -> Result<Self, SessionCookieError> {
         let bytes = decode_bytes(text).ok_or(SessionCookieError::Invalid)?;
         let (body, sent_mac) = bytes.split_at(BODY_BYTES);
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_key_is_waited_for_only_if_the_cookie_is_recent() {
+    fn the_browser_must_retry_an_unknown_key_only_if_the_cookie_is_recent() {
         let old = fixtures::rendered("shop");
         let mut new = old.clone();
         new.keys.hmac = vec![fixtures::hmac_key("h2", 2, KeyState::Active)];

@@ -54,7 +54,7 @@ pub struct SocialState {
     expires_at: i64,
 }
 
-/// The content of the cookie.
+/// The content of the cookie of a social login.
 #[derive(Serialize, Deserialize)]
 struct CookieContent {
     #[serde(rename = "v")]

@@ -81,9 +81,9 @@ pub struct NewAdministeredUser {
     pub email_verified: bool,
     pub name: Option<Name>,
     pub disabled: bool,
-    /// Native or foreign.
+    /// A hash of the servers, or a hash that was imported from another service (foreign).
     pub password_hash: Option<PasswordHash>,
-    /// The class of a foreign hash. It is added to the foreign classes of the App.
+    /// The class of the hash, if the hash is foreign. It is added to the foreign classes of the App.
     pub foreign_class: Option<HashClass>,
     pub metadata: Option<Metadata>,
     pub identities: Vec<NewAdministeredIdentity>,
@@ -127,7 +127,8 @@ pub struct UserChange {
     /// `Some(None)` removes the value.
     pub external_id: Option<Option<ExternalId>>,
     pub at: OffsetDateTime,
-    /// The event without its kind and the names of the changed fields, which the store derives from the difference.
+    /// The event without its kind and the names of the changed fields, which the store derives from the difference
+    /// between the old and the new user.
     pub event: Event,
 }
 
@@ -176,7 +177,7 @@ pub enum ImportOutcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MailOutcome {
     Queued,
-    /// A mail of this kind to this user already waits.
+    /// A mail of this kind to this user already waits in the outbox.
     Waiting,
     /// The user is disabled, has no address for the mail, or has a password and needs no invitation.
     NotPossible,
@@ -220,7 +221,7 @@ pub struct RowPage<T> {
     pub next: Option<RowPosition>,
 }
 
-/// Which dead letters become due again.
+/// Which dead letters are delivered again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RetrySelection {
     Ids(Vec<Uuid>),
@@ -338,7 +339,7 @@ pub trait UserAdministration: Sync {
         limit: u16,
     ) -> impl Future<Output = StoreResult<RowPage<DeadLetterRow>>> + Send;
 
-    /// Makes dead letters of the App due again. Returns the number of these dead letters.
+    /// Makes dead letters of the App due again, so that workers deliver them. Returns the number of these dead letters.
     fn retry_dead_letters(
         &self,
         app: &AppId,

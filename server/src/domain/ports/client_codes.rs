@@ -12,8 +12,8 @@ use crate::domain::{
 
 /// Authorization codes of clients, in Redis.
 pub trait ClientCodes: Sync {
-    /// Stores a new code. The code is found for twice as long as it can be exchanged, so that the result of a late
-    /// exchange does not depend on the clocks of the servers.
+    /// Stores a new code. The code stays stored for twice as long as it can be exchanged, so that the result of an
+    /// exchange after the expiry does not depend on the clocks of the servers.
     fn store_client_code(
         &self,
         app: &AppId,

@@ -16,7 +16,7 @@ pub const MAX_CONSENTS: i64 = 200;
 pub struct StoredConsent {
     pub client_uid: String,
     pub scopes: Scopes,
-    /// When the user last allowed something.
+    /// When the user last allowed the Client a scope.
     pub at: OffsetDateTime,
 }
 
@@ -30,9 +30,9 @@ pub struct NewConsent {
     pub event: Event,
 }
 
-/// The scopes that users allowed to Clients, in Postgres.
+/// The scopes that users have granted to Clients, in Postgres.
 pub trait Consents: Sync {
-    /// Returns the scopes that the user allowed to the Client. Empty if there is no consent.
+    /// Returns the scopes that the user has granted to the Client. Empty if there is no consent.
     fn consented_scopes(
         &self,
         app: &AppId,

@@ -21,8 +21,8 @@ pub enum StoreFlowError {
 
 /// Social logins in progress, in Redis.
 pub trait Flows: Sync {
-    /// Stores a flow that is not bound to a browser for this time, within the limits for such flows. Pages also store
-    /// long transactions here.
+    /// Stores a flow that is not bound to a browser, within the limits for such flows. The flow expires after
+    /// `lifetime_seconds`. Pages also store long transactions here.
     fn store_flow(
         &self,
         app: &AppId,

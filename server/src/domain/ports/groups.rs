@@ -41,8 +41,8 @@ pub trait GroupChanges: Sync {
 
     /// Replaces the user's memberships from the Provider, in one transaction with the events. If the user would have
     /// more than 500 memberships, the user gets none from the Provider. Returns `None` and writes nothing if the
-    /// memberships are the same, or there is no such user. `event`: the origin of the events; the store sets the kind,
-    /// the id and the group of each event.
+    /// memberships are the same, or there is no such user. `event`: the values that all the events share; the store
+    /// sets the kind, the id and the group of each event.
     fn replace_reported_groups(
         &self,
         app: &AppId,
@@ -127,8 +127,8 @@ pub trait GroupAdministration: Sync {
     ) -> impl Future<Output = StoreResult<PutGroupOutcome>> + Send;
 
     /// Removes a batch of members, those from providers included, and deletes the group with its last members. The call
-    /// is repeated until the group is deleted. `event`: the origin of the events; the store sets the kind, the id, the
-    /// user and the group of each event.
+    /// is repeated until the group is deleted. `event`: the values that all the events share; the store sets the kind,
+    /// the id, the user and the group of each event.
     fn remove_group(
         &self,
         app: &AppId,
@@ -145,7 +145,7 @@ pub trait GroupAdministration: Sync {
         limit: u16,
     ) -> impl Future<Output = StoreResult<Option<MemberPage>>> + Send;
 
-    /// Makes the user a member of the group. `event`: the origin of the event; the store sets the group.
+    /// Makes the user a member of the group. `event`: the event without the group, which the store sets.
     fn add_member(
         &self,
         app: &AppId,
@@ -154,8 +154,8 @@ pub trait GroupAdministration: Sync {
         event: Event,
     ) -> impl Future<Output = StoreResult<MemberOutcome>> + Send;
 
-    /// Removes the user from the group, whoever has added the membership. `event`: the origin of the event; the store
-    /// sets the group.
+    /// Removes the user from the group, whoever has added the membership. `event`: the event without the group, which
+    /// the store sets.
     fn remove_member(
         &self,
         app: &AppId,

@@ -39,7 +39,7 @@ pub struct NewFederatedUser {
     pub event: Event,
 }
 
-/// Links an identity to a user. The link applies only if the user is enabled and still has this epoch.
+/// A request to link an identity to a user. The link applies only if the user is enabled and still has this epoch.
 #[derive(Clone, Debug)]
 pub struct LinkRequest {
     pub user: UserId,
@@ -51,8 +51,9 @@ pub struct LinkRequest {
     pub event: Event,
 }
 
-/// Gives an account with an unverified email address to the user of a provider that has verified this address. The
-/// transfer applies only if the account is enabled, still has this epoch, and has not verified the email address.
+/// A request to give an account with an unverified email address to the user of a provider that has verified this
+/// address. The transfer applies only if the account is enabled, still has this epoch, and has not verified the email
+/// address.
 #[derive(Clone, Debug)]
 pub struct AccountTransfer {
     pub user: UserId,
@@ -64,7 +65,7 @@ pub struct AccountTransfer {
     pub event: Event,
 }
 
-/// Removes a Provider's identities from a user.
+/// A request to remove a Provider's identities from a user.
 #[derive(Clone, Debug)]
 pub struct UnlinkRequest {
     pub user: UserId,

@@ -47,7 +47,7 @@ pub enum DeliveryOutcome {
     Retry { at: OffsetDateTime, error: String },
     /// Waits without counting an attempt: a store is unavailable, the App is not served, or it has no relay now.
     Wait { at: OffsetDateTime },
-    /// Keeps the row as a dead letter, for an operator to inspect.
+    /// Keeps the row as a dead letter, which an administrator can inspect.
     Dead { error: String },
 }
 

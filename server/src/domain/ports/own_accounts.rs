@@ -42,7 +42,7 @@ pub struct PasswordChange {
     pub user: UserId,
     pub epoch: Epoch,
     pub password_hash: PasswordHash,
-    /// The session that continues.
+    /// The session that made the change and that continues; all other sessions end.
     pub kept_session: SessionId,
     pub at: OffsetDateTime,
     pub event: Event,
@@ -60,7 +60,7 @@ pub struct AddressChangeRequest {
     pub event: Event,
 }
 
-/// Makes the pending email address the address of the user.
+/// A change that makes the pending email address the address of the user.
 #[derive(Clone, Debug)]
 pub struct AddressChange {
     pub user: UserId,
@@ -69,7 +69,7 @@ pub struct AddressChange {
     /// The canonical email address to which the code was sent. The change applies only if this address is the pending
     /// one.
     pub address: String,
-    /// The session that continues.
+    /// The session that made the change and that continues; all other sessions end.
     pub kept_session: SessionId,
     pub at: OffsetDateTime,
     pub event: Event,

@@ -12,8 +12,8 @@ use crate::domain::{
 /// Password hashing with a bounded queue, which is fair to namespaces, to the Apps of a namespace, and to the client
 /// addresses of an App.
 pub trait PasswordHasher: Sync {
-    /// The class of new hashes, which the parameters of the installation determine. Hashes of other classes are
-    /// replaced at the next login.
+    /// The class (function and cost parameters) of new hashes, which the configuration of the installation determines.
+    /// Hashes of other classes are replaced at the next login.
     fn class_of_new_hashes(&self) -> HashClass;
 
     /// Fails if the queue has no slot for this client now. Must be called before the rate limits are acquired, so
@@ -27,8 +27,8 @@ pub trait PasswordHasher: Sync {
         password: &Password,
     ) -> impl Future<Output = Result<PasswordHash, Overloaded>> + Send;
 
-    /// Whether the password matches the hash. Without a hash, the call does the work of a native check and returns
-    /// false.
+    /// Whether the password matches the hash. Without a hash, the call does the work of a check with the parameters of
+    /// new hashes, and returns false.
     fn verify(
         &self,
         app: &App,
@@ -38,8 +38,9 @@ pub trait PasswordHasher: Sync {
     ) -> impl Future<Output = Result<bool, Overloaded>> + Send;
 
     /// Whether the password of a login matches the hash. `classes` are the classes (hash functions with their costs) of
-    /// the hashes of the App. If there are any that are not native, every call does the same work: one native check and
-    /// one check of each of these classes. The check of `hash` replaces the check of its class.
+    /// the hashes of the App. If there are any besides the class of new hashes, every call does the same work: one
+    /// check with the parameters of new hashes, and one check of each of the other classes. The check of `hash`
+    /// replaces the check of its class.
     fn verify_login(
         &self,
         app: &App,

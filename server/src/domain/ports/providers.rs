@@ -64,8 +64,9 @@ pub trait Providers: Sync {
         grant: &AuthorizationCodeGrant<'_>,
     ) -> impl Future<Output = Result<VerifiedIdentity, ProviderError>> + Send;
 
-    /// Validates a provider's token: an ID token or an access token that was issued for one of our clients. If `nonce`
-    /// is set, the ID token must contain it in plain text or as its SHA-256 in lower-case hexadecimal.
+    /// Validates a provider's token: an ID token or an access token that was issued for one of the client IDs of the
+    /// Provider. If `nonce` is set, the ID token must contain it in plain text or as its SHA-256 in lower-case
+    /// hexadecimal.
     fn validate_token(
         &self,
         permit: &Self::Permit,

@@ -33,8 +33,8 @@ pub trait RateLimits: Sync {
         checks: Vec<RateLimitCheck>,
     ) -> impl Future<Output = Result<RateLimitPermit, AcquireError>> + Send;
 
-    /// Whether one use fits into every window of every check. Counts nothing, so concurrent uses can together exceed
-    /// the limit by their number.
+    /// Whether one use fits into every window of every check. Counts nothing, so several concurrent uses can together
+    /// exceed the limit.
     fn check_limits(
         &self,
         app: &AppId,

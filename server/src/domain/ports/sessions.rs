@@ -75,8 +75,8 @@ pub trait Sessions: Sync {
         session: SessionId,
     ) -> impl Future<Output = StoreResult<bool>> + Send;
 
-    /// Ends every session of the user except `keep`, and every session of a client that has a refresh token. Returns
-    /// the ended sessions that were live.
+    /// Ends every session of the user except `keep`, and every client session that has a refresh token. Returns the
+    /// ended sessions that were live.
     fn end_other_sessions(
         &self,
         app: &AppId,

@@ -43,7 +43,7 @@ pub enum CreateUserOutcome {
     AddressTaken,
 }
 
-/// Marks the email address of a user as verified.
+/// A change that marks the email address of a user as verified.
 #[derive(Clone, Debug)]
 pub struct Confirmation {
     pub user: UserId,
@@ -71,7 +71,7 @@ pub struct ChangedUser {
     pub was_contested: bool,
 }
 
-/// Sets a password with a code that was sent by email.
+/// A change that sets a password with a code that was sent by email.
 #[derive(Clone, Debug)]
 pub struct PasswordReset {
     pub user: UserId,
@@ -105,9 +105,10 @@ pub trait Users: Sync {
     ) -> impl Future<Output = StoreResult<CreateUserOutcome>> + Send;
 
     /// Records that somebody registered a known email address again. If `contest` is set (the password of the request
-    /// may not be that of the account), and the user is still unverified and at `epoch`, the account becomes contested:
-    /// its password is removed when the email address is confirmed. The mail, if there is one, is queued in any case.
-    /// Takes as long as `create_user`, so that the time does not reveal whether the email address has an account.
+    /// is not known to be that of the account), and the user is still unverified and at `epoch`, the account becomes
+    /// contested: its password is removed when the email address is confirmed. The mail, if there is one, is queued in
+    /// any case. Takes as long as `create_user`, so that the time does not reveal whether the email address has an
+    /// account.
     fn record_repeated_registration(
         &self,
         app: &AppId,
@@ -118,8 +119,8 @@ pub trait Users: Sync {
         event: Event,
     ) -> impl Future<Output = StoreResult<()>> + Send;
 
-    /// Replaces a hash, native or foreign, with a new native hash of the same password. Does nothing if the stored hash
-    /// has changed.
+    /// Replaces a hash with a new hash of the same password, which has the class of new hashes. Does nothing if the
+    /// stored hash has changed.
     fn replace_hash(
         &self,
         app: &AppId,

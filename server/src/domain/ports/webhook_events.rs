@@ -17,7 +17,7 @@ pub struct WebhookKey {
     pub webhook: WebhookName,
 }
 
-/// A webhook that a server has in its document of the App.
+/// A webhook in the document of an App that a server serves.
 #[derive(Clone, Debug)]
 pub struct KnownWebhook {
     pub key: WebhookKey,
@@ -85,9 +85,9 @@ pub struct EventBacklog {
 }
 
 /// The events that webhooks report, in Postgres. Calls of the workers use two connections of the pool. Calls for
-/// consumers share the connections for the calls of administrators.
+/// consumers use the same part of the pool as the calls of administrators.
 pub trait WebhookEvents: Sync {
-    /// Returns the webhooks that have a due event, for all Apps.
+    /// Returns the webhooks, of any App, for which an event is due.
     fn webhooks_with_due_events(&self) -> impl Future<Output = StoreResult<Vec<WebhookKey>>> + Send;
 
     /// Claims up to `limit` due events of these webhooks for the time `lease`, but at most `room` events for each
@@ -125,7 +125,7 @@ pub trait WebhookEvents: Sync {
     fn subscribe_to_new_events(&self) -> broadcast::Receiver<String>;
 
     /// Returns the delivery states of these webhooks. Also records that a server has the webhooks, so that their events
-    /// are not swept, and resets the failures of a webhook that has changed.
+    /// are not deleted like those of a removed webhook, and resets the failures of a webhook that has changed.
     fn delivery_states(
         &self,
         webhooks: &[KnownWebhook],

@@ -128,7 +128,7 @@ where
     Ok(FinishedFlow { target, parameter_location, app_state: flow.app_state, is_state_used: true, outcome })
 }
 
-/// Where a flow ends.
+/// Where the browser goes at the end of a flow, and why the flow was started.
 struct FlowTarget {
     /// `None` if the App has no redirect URLs.
     target: Option<RedirectTarget>,

@@ -13,7 +13,7 @@ use crate::domain::{
     user::UserId,
 };
 
-/// The presets that can report groups.
+/// The provider presets whose providers can report groups.
 const PRESETS: [&str; 4] = ["oidc", "oauth2", "gitlab", "microsoft"];
 
 /// Replaces the groups that the Provider reported at the last login. This also applies if the App no longer takes over

@@ -61,7 +61,7 @@ pub async fn link_identity<S: Users + Identities + RateLimits + Providers>(
 }
 
 /// Links an identity to a logged-in user. *callback* has verified and stored the identity for a hosted page.
-pub(in crate::domain) async fn link_kept_identity<S: Users + Identities>(
+pub(in crate::domain) async fn link_stored_identity<S: Users + Identities>(
     call: Call<'_, S>,
     signed_in: &AuthenticatedSession,
     kept: IdentityToLink,
@@ -73,7 +73,7 @@ pub(in crate::domain) async fn link_kept_identity<S: Users + Identities>(
     link_verified_identity(call, signed_in, &user, identity).await
 }
 
-/// The user of the session, if an identity can be linked.
+/// Returns the user of the session, or an error if no identity can be linked to this user.
 async fn user_to_link<S: Users>(call: Call<'_, S>, signed_in: &AuthenticatedSession) -> Result<User, LinkError> {
     let user = call.stores.user(call.app_id(), signed_in.user_id()).await?;
     let user = user.filter(|user| !user.disabled && user.epoch == signed_in.session.epoch);

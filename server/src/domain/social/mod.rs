@@ -14,7 +14,7 @@ mod token_login;
 pub use callback::{CallbackError, CallbackInput, FinishedFlow, FlowResult, finish_flow};
 pub use error::ProviderLoginError;
 pub use exchange::{CodeExchangeError, CodeExchangeInput, ExchangedSession, exchange_code};
-pub(in crate::domain) use identities::link_kept_identity;
+pub(in crate::domain) use identities::link_stored_identity;
 pub use identities::{LinkError, link_identity, list_identities, unlink_identity};
 pub use login_attempt::ProviderLogin;
 pub use provider::find_provider;

@@ -30,8 +30,8 @@ const MAX_PROBLEMS: usize = 20;
 /// Maximum length of the subject of an identity, in bytes, as in the table `identities`.
 const MAX_SUBJECT_BYTES: usize = 512;
 
-/// The parser of a JSON object. It takes (parses and removes) the fields one by one, and records every invalid field
-/// under its full name, for example `identities[0].provider`.
+/// The parser of a JSON object. It parses and removes the fields one by one, and records every invalid field under its
+/// full name, for example `identities[0].provider`.
 pub struct StrictBody {
     object: Map<String, Value>,
     prefix: String,
@@ -69,7 +69,8 @@ impl StrictBody {
         self.invalid.push(FieldProblem { field, code, message: message.into() });
     }
 
-    /// Takes a text. Returns `None` if the field is missing, `null` or invalid. An invalid field is recorded.
+    /// Parses and removes a text. Returns `None` if the field is missing, `null` or invalid. An invalid field is
+    /// recorded.
     pub fn text<T>(&mut self, name: &str, parse: impl FnOnce(&str) -> Result<T, InvalidField>) -> Option<T> {
         let read = match self.object.remove(name)? {
             Value::Null => return None,
@@ -88,8 +89,8 @@ impl StrictBody {
         })
     }
 
-    /// Takes a field that a client can clear by sending `null`. Returns `Some(None)` if the field is `null`, and `None`
-    /// if the field is missing or invalid.
+    /// Parses and removes a field that a client can clear by sending `null`. Returns `Some(None)` if the field is
+    /// `null`, and `None` if the field is missing or invalid.
     pub fn clearable<T>(&mut self, name: &str, take: impl FnOnce(&mut Self, &str) -> Option<T>) -> Option<Option<T>> {
         if self.object.get(name) == Some(&Value::Null) {
             self.object.remove(name);
@@ -116,7 +117,7 @@ impl StrictBody {
         }
     }
 
-    /// Takes the name. Returns `Some(None)` if the text is empty: the user then has no name.
+    /// Parses and removes the name of the user. Returns `Some(None)` if the text is empty: the user then has no name.
     pub fn name(&mut self) -> Option<Option<Name>> {
         self.text("name", |text| match Name::parse(text) {
             Ok(name) => Ok(Some(name)),
@@ -126,7 +127,7 @@ impl StrictBody {
         })
     }
 
-    /// Takes the email address. Its domain must be one that the App accepts.
+    /// Parses and removes the email address. Its domain must be one that the App accepts.
     pub fn email(&mut self, app: &App) -> Option<Email> {
         let email: Email = self.non_empty("email")?;
         if !app.allows_email_domain(&email) {
@@ -168,8 +169,8 @@ impl StrictBody {
         metadata.ok()
     }
 
-    /// Takes a password hash of this or another service, in the PHC string format or the older Modular Crypt Format
-    /// (MCF). The error does not contain the hash.
+    /// Parses and removes a password hash of this or another service, in the PHC string format or the older Modular
+    /// Crypt Format (MCF). The error does not contain the hash.
     fn password_hash(&mut self) -> Option<PasswordHash> {
         self.text("password_hash", |text| match ParsedHash::parse(text) {
             Ok(_) => Ok(PasswordHash::new(text)),
@@ -180,7 +181,7 @@ impl StrictBody {
         })
     }
 
-    /// Takes a time in Unix seconds, from 0 to `now`.
+    /// Parses and removes a time in Unix seconds, from 0 to `now`.
     pub fn past_time(&mut self, name: &str, now: OffsetDateTime) -> Option<OffsetDateTime> {
         let value = self.object.remove(name).filter(|value| !value.is_null())?;
         let seconds = value.as_i64().filter(|seconds| (0..=now.unix_timestamp()).contains(seconds));
@@ -191,7 +192,7 @@ impl StrictBody {
         time
     }
 
-    /// Takes an array of 1 to `max` texts.
+    /// Parses and removes an array of 1 to `max` texts.
     pub fn texts<T>(&mut self, name: &str, max: usize, parse: impl Fn(&str) -> Option<T>) -> Option<Vec<T>> {
         let parsed = match self.object.remove(name)? {
             Value::Array(items) if (1..=max).contains(&items.len()) => {
@@ -302,7 +303,7 @@ impl StrictBody {
         fields
     }
 
-    /// The names of the fields that were not taken. These fields are unknown.
+    /// The names of the fields that remain, because no call has parsed them. These fields are unknown.
     pub fn unknown_fields(&self) -> impl Iterator<Item = &str> {
         self.object.keys().map(String::as_str)
     }

@@ -50,7 +50,7 @@ impl Cursor {
             .ok_or_else(|| invalid_parameter("cursor", "is not a cursor of this call with these filters"))
     }
 
-    /// The parameter `cursor`.
+    /// Describes the parameter `cursor` for the OpenAPI document.
     pub fn parameter() -> Parameter {
         let schema = json_schema!({ "type": "string", "pattern": patterns::BASE64URL });
         Parameter::new("cursor", "`next` of the page before, with the same filters.", schema)

@@ -73,7 +73,7 @@ pub struct ProviderMetadata {
     pub authorization_response_iss_parameter_supported: bool,
 }
 
-/// The algorithms of client assertions.
+/// The algorithms with which a client can sign an assertion (`private_key_jwt`).
 const ASSERTION_ALGORITHMS: [&str; 4] = ["RS256", "PS256", "ES256", "EdDSA"];
 
 fn metadata_response<T: Serialize>(document: &T, request: &InboundRequest) -> Result<Response, Problem> {

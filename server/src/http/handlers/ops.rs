@@ -46,7 +46,7 @@ pub(in crate::http) struct OpsEndpoints {
     readiness: Arc<Readiness>,
     registry: Arc<Registry>,
     reports: Arc<ProviderReports>,
-    /// Ends the streams of revisions, which otherwise never end.
+    /// When this token is cancelled, the streams of revisions end, which otherwise never end.
     closing: CancellationToken,
 }
 

@@ -39,7 +39,7 @@ const NOT_READY_RETRY: Duration = Duration::from_secs(5);
 pub struct PushedAuthorizationResponse {
     /// The value of `request_uri` at *authorize*.
     pub request_uri: String,
-    /// The time in which a browser must begin with the request, in seconds.
+    /// The time in seconds within which a browser must open *authorize* with `request_uri`.
     pub expires_in: i64,
 }
 
@@ -133,7 +133,7 @@ fn authorization_problem(error: AuthorizationError) -> Problem {
     if error.code == AuthorizationErrorCode::TemporarilyUnavailable {
         return Problem::unavailable(NOT_READY_RETRY).with_cause(error);
     }
-    // Codes that need a user, for example `login_required`, do not occur here.
+    // Error codes that need a user, for example `login_required`, do not occur here.
     let code = ErrorCode::from_name(error.code.as_str()).unwrap_or(ErrorCode::InvalidRequest);
     Problem::new(code, error.description).with_status(StatusCode::BAD_REQUEST)
 }

@@ -9,7 +9,7 @@ use crate::domain::groups::ManagedGroupName;
 /// The placeholders of paths.
 const PATH_PARAMETERS: [&str; 7] = ["APPID", "GROUP", "PROVIDER", "SESSION", "SUFFIX", "USER", "WEBHOOK"];
 
-/// References to the parameters of a path.
+/// Returns a `$ref` for each parameter in a path.
 pub(super) fn path_parameter_references(path: &str) -> Vec<Value> {
     let used = PATH_PARAMETERS.iter().filter(|name| path.contains(&format!("{{{name}}}")));
     used.map(|name| json!({ "$ref": format!("#/components/parameters/{name}") })).collect()
@@ -86,7 +86,7 @@ fn all_path_parameters(schemas: &mut SchemaGenerator) -> Value {
     })
 }
 
-/// References to response headers.
+/// Returns a `$ref` for each of these response headers.
 pub(super) fn header_references(headers: &[&str]) -> Map<String, Value> {
     headers.iter().map(|name| ((*name).to_owned(), json!({ "$ref": format!("#/components/headers/{name}") }))).collect()
 }

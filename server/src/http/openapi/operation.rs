@@ -51,7 +51,7 @@ pub struct Parameter {
 /// The body of a request or a response.
 pub struct Content {
     schema: fn(&mut SchemaGenerator) -> Schema,
-    /// The schema of a form, if it has other fields than the JSON.
+    /// The schema of the body as a form, if a form has other fields than the JSON body.
     form_schema: Option<fn(&mut SchemaGenerator) -> Schema>,
     example: Option<Value>,
     is_required: bool,
@@ -275,7 +275,8 @@ impl Operation {
     }
 }
 
-/// Returns what a caller needs to have the right. In the description of the operation, this text follows "Needs".
+/// Returns the roles (or the webhook) that give a caller this right. In the description of the operation, this text
+/// follows "Needs".
 fn requirement(right: Right) -> &'static str {
     match right {
         Right::Introspect => "the role `Introspector`, `Reader` or `UserAdmin`",

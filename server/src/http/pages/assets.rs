@@ -17,7 +17,7 @@ const CLEAR_SITE_DATA: HeaderName = HeaderName::from_static("clear-site-data");
 /// after the logout does not.
 const AFTER_LOGOUT: &str = "logout";
 
-/// `theme.css`.
+/// Returns `theme.css`, the colors of the App's pages.
 pub(super) fn theme<S: Ports>(page: &Page<'_, S>) -> Result<Response, Problem> {
     let version = page.query("v")?;
     let is_current = version == Some(page.branding.theme_version());
@@ -29,7 +29,7 @@ pub(super) fn theme<S: Ports>(page: &Page<'_, S>) -> Result<Response, Problem> {
     Ok(response)
 }
 
-/// The logo.
+/// Returns the logo of the App.
 pub(super) fn logo<S: Ports>(page: &Page<'_, S>) -> Result<Response, Problem> {
     let logo = page.settings.theme.logo.as_ref().ok_or_else(Problem::not_found)?;
     let is_current = page.query("v")? == page.branding.logo_version();

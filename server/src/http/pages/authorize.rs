@@ -39,7 +39,7 @@ pub(super) enum AuthorizationResponseKind {
     Consent,
     /// The client gets `access_denied`.
     Denied,
-    /// The client gets another error.
+    /// The client gets an error other than `access_denied`.
     Error,
 }
 
@@ -174,7 +174,7 @@ async fn decide<S: Ports>(
     Ok(authorize(page.call(), attempt).await?)
 }
 
-/// Redirects to a page that leads back here with the `tx`.
+/// Redirects to a page that later leads back to `authorize` with the `tx`.
 fn redirect_to_page<S: Ports>(
     page: &Page<'_, S>,
     checked: &CheckedRequest,
@@ -198,7 +198,8 @@ pub(super) fn seal<S: Ports>(
     sealed.map_err(|error| Problem::server_error().with_cause(error))
 }
 
-/// Shows the error, or sends it to the client.
+/// Shows the error on a page if the client or its redirect URL cannot be trusted. Otherwise sends the error to the
+/// client.
 pub(super) fn refuse<S: Ports>(page: &Page<'_, S>, error: RequestError) -> Result<Response, Problem> {
     match error {
         RequestError::Page(error) => Err(unsafe_request_problem(error)),
@@ -264,7 +265,7 @@ fn unsafe_request_problem(error: UnsafeRequest) -> Problem {
 // === impl AuthorizationResponseKind ===
 
 impl AuthorizationResponseKind {
-    /// The label in the metric.
+    /// The label of this outcome in the metric.
     pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::Issued => "issued",

@@ -67,7 +67,7 @@ pub(super) async fn submit<S: Ports>(page: &Page<'_, S>, form: &Form) -> Result<
         None => None,
     };
     let tx = page.tx().or(registered_tx.as_deref().filter(|tx| page.target_of(tx).is_some()));
-    // If the confirmation opened a session, it was a login, and the `tx` then carries this login.
+    // If the confirmation opened a session, it counts as a login, and this login is added to the `tx`.
     let tx = match &cookie {
         Some(cookie) => tx.and_then(|tx| page.tx_after_login(tx, cookie)),
         None => tx.map(str::to_owned),

@@ -39,7 +39,7 @@ pub(super) async fn show<S: Ports>(page: &Page<'_, S>) -> Result<Response, Probl
     };
     let shown = CarriedRequest { shown: Some(shown_consent(request, session)), ..checked.carried.clone() };
     let tx = seal(page, shown, requested_at)?;
-    let scopes = request.disclosed_scopes().to_string();
+    let scopes = request.scopes_for_client().to_string();
     let host = shown_host(&request.reply.target);
     let profile = &session.profile;
     let view = ConsentPage {

@@ -11,7 +11,7 @@ use crate::{
     },
 };
 
-/// The fields of a form. Never printed.
+/// The fields of a form. They can be passwords, so the type has no `Debug`, and logs never contain them.
 pub(super) struct Form {
     /// The fields that are not empty, each once.
     fields: Map<String, Value>,

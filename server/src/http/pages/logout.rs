@@ -80,7 +80,7 @@ fn ask<S: Ports>(
 }
 
 /// Ends the browser session, and with it the client sessions without `offline_access`. Then redirects to the client or
-/// to the notice.
+/// to the page that confirms the logout.
 async fn finish<S: Ports>(
     page: &Page<'_, S>,
     request: &LogoutRequest,

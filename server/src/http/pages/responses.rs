@@ -11,11 +11,12 @@ use crate::http::{
     response::{self, Response, full_body},
 };
 
-/// The policy has no `form-action`, because browsers would apply it to the redirect after a POST, too.
+/// The Content-Security-Policy of pages. It has no `form-action`, because browsers would apply it to the redirect after
+/// a POST, too.
 const PAGE_POLICY: HeaderValue = HeaderValue::from_static(
     "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none'; frame-ancestors 'none'",
 );
-/// The policy of a page with a script.
+/// The Content-Security-Policy of a page with a script.
 const SCRIPT_POLICY: HeaderValue = HeaderValue::from_static(
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; base-uri 'none'; frame-ancestors 'none'",
 );
@@ -27,7 +28,8 @@ const LOGO_POLICY: HeaderValue = HeaderValue::from_static(
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 const IMMUTABLE: HeaderValue = HeaderValue::from_static("public, max-age=31536000, immutable");
 
-/// A page. `has_script`: the page loads a script, which is a file of our own. No other page can run one.
+/// A page. `has_script`: the page loads a script, which is a file of our own. Without `has_script`, the page can run no
+/// script.
 pub(super) fn html(status: StatusCode, html: String, has_script: bool) -> Response {
     let mut response = Response::new(full_body(html));
     *response.status_mut() = status;
@@ -57,7 +59,7 @@ pub(super) fn logo(content_type: &'static str, content: Bytes, is_current: bool)
     response
 }
 
-/// A redirect, with the protection of a page.
+/// A redirect, with the security headers of a page.
 pub(super) fn redirect(status: StatusCode, url: &str) -> Result<Response, Problem> {
     let mut response = response::redirect(status, url)?;
     insert_protection(response.headers_mut(), PAGE_POLICY, HeaderValue::from_static("no-referrer"));

@@ -16,14 +16,14 @@ macro_rules! page_routes {
         impl PageRoute {
             pub(in crate::http) const ALL: &[Self] = &[$(Self::$route,)+];
 
-            /// The name in the metric of pages.
+            /// The name of the page in the metric of pages.
             pub(in crate::http) const fn page_name(self) -> &'static str {
                 match self {
                     $(Self::$route => $name,)+
                 }
             }
 
-            /// The name in logs and in the metrics of all routes.
+            /// The name of the page in logs and in the metrics of all routes.
             pub(in crate::http) const fn name(self) -> &'static str {
                 match self {
                     $(Self::$route => concat!("page-", $name),)+
@@ -100,7 +100,7 @@ impl PageRoute {
         }
     }
 
-    /// The value of `Allow`.
+    /// The methods that the page accepts, as the value of the header `Allow`.
     pub(in crate::http) const fn allow(self) -> &'static str {
         match self {
             Self::Continue => "GET",

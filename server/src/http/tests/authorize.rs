@@ -208,7 +208,7 @@ async fn a_post_of_another_site_becomes_a_get_and_sets_no_cookie() {
         let tx = tx_for(&posted, 303, "authorize");
         assert_eq!(posted.header("set-cookie"), None);
         let path = format!("/shop/authorize?tx={tx}");
-        // In any browser, also in one without cookies.
+        // The request continues in any browser, also in one without cookies.
         for cookie in [String::new(), TestBrowser::open_page(&server).await.cookie] {
             tx_for(&server.send_request(get_request(&path, &cookie)).await, 302, "login");
         }
@@ -245,7 +245,7 @@ async fn a_transaction_that_is_bound_to_no_browser_is_valid_only_on_its_page() {
         let posted = post_form(&server, "/shop/consent", &headers, &form).await;
         assert_page_error(&posted, 400, "invalid_state");
     }
-    // A transaction of another kind, and one of another browser.
+    // Both pages also refuse a transaction of another kind, and a transaction of another browser.
     let account = server.send_request(get_request("/shop/account", &browser.cookie)).await;
     let account = tx_for(&account, 303, "login");
     let bound = format!("/shop/authorize?{}", query(&[]));
@@ -286,7 +286,7 @@ async fn the_consent_page_needs_a_request_and_accepts_only_its_own_form() {
     assert!(switched.header("location").unwrap().ends_with("&notice=other_account"));
 }
 
-/// The cookie of a session that is valid, if the store has it.
+/// A well-formed session cookie. It is valid if the store has its session.
 fn session_cookie(server: &TestServer) -> String {
     let app = server.state.apps.get("shop").unwrap();
     let cookie = SessionCookie {
@@ -329,7 +329,7 @@ async fn a_logout_for_a_client_checks_its_parameters() {
         server.send_request(get_request(&format!("/shop/logout?{}", encode(sent)), "")).await
     };
     let (client, url) = (("client_id", "grafana"), ("post_logout_redirect_uri", BYE));
-    // Without a session, the browser goes on at once.
+    // Without a session, there is nothing to ask: the browser is redirected to the client at once.
     let reply = get(&[client, url, ("state", "a b")]).await;
     assert_eq!((reply.status, reply.header("location")), (303, Some("https://grafana.example.com/bye?state=a%20b")));
     assert_protected(&reply);

@@ -544,7 +544,8 @@ fn a_page_with_its_style_and_script_is_at_most_30_kb() {
     let style = STYLESHEET.body.len() + theme_css(&app("The Shop", false).pages.unwrap().theme).len();
     let files = style + FORM_SCRIPT.body.len().max(PASSWORD_SCRIPT.body.len());
     for_each_page(ORDINARY, |name, _, html| {
-        // The list of events grows with the account. It has every kind here.
+        // The page `account_activity` has no limit: it grows with the events of the account, and lists every kind of
+        // event here.
         if name != "account_activity.html" {
             assert!(html.len() + files <= 30_000, "{name}: {} bytes", html.len() + files);
         }

@@ -22,7 +22,8 @@ pub struct OwnershipClaim {
     pub namespace: String,
     /// A random ID, created with the App's keys: see [`DeletedApp::incarnation`].
     pub incarnation: Option<String>,
-    /// Rises for example when the appID is handed over to another namespace: see [`DeletedApp::handover`].
+    /// A number that rises, for example when the appID is handed over to another namespace: see
+    /// [`DeletedApp::handover`].
     pub handover: u32,
 }
 

@@ -92,7 +92,7 @@ async fn add(
     notify: bool,
 ) -> Result<bool, sqlx::Error> {
     let mut transaction = connection.begin().await?;
-    // The lock serializes concurrent calls for one user, so that the user cannot exceed the maximum.
+    // The lock serializes concurrent calls for one user, so that the user cannot exceed the maximum number of consents.
     if lock_user(&mut transaction, app, consent.user).await?.is_none() {
         transaction.rollback().await?;
         return Ok(false);

@@ -59,7 +59,7 @@ pub(super) struct Shared {
     pub(super) administration: Arc<Semaphore>,
     /// The connections that the workers of webhooks can use at the same time.
     pub(super) webhooks: Arc<Semaphore>,
-    /// For tasks that must not keep the pool open: they end when the last handle is dropped.
+    /// A reference to this value for tasks that must not keep the pool open: they end when the last handle is dropped.
     pub(super) weak_self: Weak<Shared>,
 }
 

@@ -195,7 +195,7 @@ fn migration_error(error: MigrateError) -> MigrationError {
             MigrationError::Migration { version, error: CallError::from(&error) }
         }
         MigrateError::VersionMismatch(version) => MigrationError::ContentChanged(version),
-        // The other errors contain only versions.
+        // The texts of all other errors contain only versions of migrations.
         other => MigrationError::Other(other.to_string()),
     }
 }

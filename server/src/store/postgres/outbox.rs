@@ -1,6 +1,7 @@
 //! The outbox: mails, epochs, profiles and groups that wait for delivery.
 //!
-//! A deliverer claims rows under a lease, fairly between Apps. It finishes the rows for which it still has the lease.
+//! A deliverer claims rows for a limited time (the lease), fairly between Apps. It finishes a row only while it has the
+//! lease.
 
 use std::time::Duration;
 

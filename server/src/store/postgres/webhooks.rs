@@ -35,15 +35,16 @@ pub(super) use insert::insert;
 
 /// The channel of NOTIFY. The payload is the appID, a slash and the name of the webhook.
 pub(super) const CHANNEL: &str = "latchkey_webhooks";
-/// Maximum number of messages that a slow subscriber can be behind.
+/// Maximum number of unread messages of a subscriber of `subscribe_to_new_events`. A slower subscriber misses messages.
 pub(super) const SUBSCRIBER_CAPACITY: usize = 64;
 /// After this number of failures in a row, the events of a webhook are sent one at a time, with a pause after each
 /// failure.
 const MANY_FAILURES: i32 = 10;
-/// How many calls of the workers of webhooks can run at the same time (specification: Administration, Webhooks).
+/// How many calls to Postgres the webhook workers of a server can run at the same time (specification: Administration,
+/// Webhooks).
 pub(super) const CONNECTIONS: usize = 2;
 
-/// A claimed or fetched row, with the columns of its user that a profile contains.
+/// A claimed or fetched row of `webhook_events`, with the columns of its user that a profile contains.
 struct EventRow {
     app_id: String,
     webhook: String,
@@ -103,12 +104,12 @@ fn key_columns<'a>(webhooks: impl IntoIterator<Item = &'a WebhookKey>) -> (Vec<S
     webhooks.into_iter().map(|key| (key.app.to_string(), key.webhook.to_string())).unzip()
 }
 
-/// Returns the keys in these columns. Leaves out names that only a newer server accepts.
+/// Returns the keys of the webhooks in these columns. Leaves out keys with a name that only a newer server accepts.
 fn known_keys<'a>(columns: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<WebhookKey> {
     columns.filter_map(|(app, webhook)| key_of(app, webhook).ok()).collect()
 }
 
-/// Parses a key from its columns.
+/// Parses the key of a webhook from its columns app_id and name.
 fn key_of(app: &str, webhook: &str) -> Result<WebhookKey, CallError> {
     let (app, webhook) = (app.parse().ok(), webhook.parse().ok());
     app.zip(webhook).map(|(app, webhook)| WebhookKey { app, webhook }).ok_or(CallError::unexpected_row())

@@ -18,8 +18,9 @@ use crate::store::source::UrlSource;
 /// How to reach Redis.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// `redis://user:password@host/database`, `redis-sentinel://…` or `redis-cluster://…`; `rediss…` for TLS, with the
-    /// system's certificate authorities or those of `SSL_CERT_FILE` (docs/redis.md).
+    /// The URL: `redis://user:password@host/database`, `redis-sentinel://…` or `redis-cluster://…`. A scheme that
+    /// begins with `rediss` uses TLS, with the system's certificate authorities or those of `SSL_CERT_FILE`
+    /// (docs/redis.md).
     pub url: UrlSource,
     /// An offset that is added to Redis's clock. Zero outside tests.
     pub clock_offset: time::Duration,

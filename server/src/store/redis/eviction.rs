@@ -16,11 +16,11 @@ use super::{
     metrics::Metrics,
 };
 
-/// How often the policy is checked.
+/// The pause after a check of the policy.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60);
-/// How often a failed check is repeated.
+/// The pause after a check that failed.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
-/// The policy that never evicts.
+/// The name of the policy with which Redis never evicts keys.
 const NO_EVICTION: &str = "noeviction";
 
 /// Checks at intervals whether Redis evicts keys when its memory is full. Sets a metric at each check, and logs when

@@ -1,4 +1,4 @@
-//! Changes users, ends their sessions, sends them mails, removes their identities, and deletes them.
+//! How administrators change users, end their sessions, send them mails, remove their identities, and delete them.
 
 use latchkey_crds::types::AppId;
 use latchkey_server::{

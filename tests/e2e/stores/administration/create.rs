@@ -1,4 +1,4 @@
-//! Creates users.
+//! How administrators create users.
 
 use latchkey_server::domain::{
     administration::{CreatedBy, UserState, Version},
@@ -67,7 +67,7 @@ async fn a_user_can_be_created_disabled_unverified_and_with_a_mail() {
 }
 
 #[tokio::test]
-async fn a_user_without_an_email_address_has_an_identity() {
+async fn a_user_with_an_identity_needs_no_email_address() {
     let fixture = Fixture::new().await;
     let new =
         NewAdministeredUser { email: None, identities: vec![an_identity("1")], ..a_new_user("unused@example.com") };

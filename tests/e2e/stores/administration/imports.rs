@@ -142,7 +142,8 @@ async fn a_conflict_names_the_other_user_and_leaves_the_rest_of_the_batch() {
     );
 }
 
-/// Nothing is inserted for these lines, so no unique index shows that their user exists.
+/// If a new user of a line would be refused, the line is not inserted. So no unique index shows that its user already
+/// exists.
 #[tokio::test]
 async fn an_existing_user_is_unchanged_although_a_new_user_of_the_line_would_be_refused() {
     let fixture = Fixture::new().await;
@@ -385,7 +386,7 @@ async fn a_batch_that_ends_in_the_middle_creates_nobody() {
 /// The required rate is half the rate of plain INSERTs with 1,000 rows. The load of the machine can slow down imports
 /// or INSERTs, so the test uses the best of ten rounds.
 #[tokio::test]
-async fn an_import_has_at_least_half_the_rate_of_bare_inserts() {
+async fn an_import_has_at_least_half_the_rate_of_plain_inserts() {
     let fixture = Fixture::new().await;
     let mut connection = fixture.database.connect().await.unwrap();
     let mut best = 0.0_f64;

@@ -1,4 +1,4 @@
-//! Pages of users, and the filters.
+//! Lists of users: their pages and their filters.
 
 use latchkey_server::domain::{
     administration::{UserState, Version},
@@ -98,7 +98,7 @@ async fn a_user_is_found_by_email_address_external_id_and_subject() {
 }
 
 #[tokio::test]
-async fn a_user_is_in_the_first_state_that_matches() {
+async fn a_user_to_whom_several_states_apply_is_listed_under_the_first() {
     let fixture = Fixture::new().await;
     let mut users = Vec::new();
     for number in 0..8 {

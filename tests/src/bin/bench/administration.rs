@@ -1,4 +1,4 @@
-//! Imports, filters of users, foreign hashes and webhooks, each compared with a calm server or with bare SQL.
+//! Imports, filters of users, foreign hashes and webhooks: their speed, and how much they slow down other requests.
 //!
 //! All parts run against one server. So the last part can compare the peak memory of the server with its peak memory
 //! under logins only.
@@ -35,7 +35,7 @@ const TOKEN_LIFETIME: Duration = Duration::from_secs(3600);
 /// The name of the webhook of [`Apps::mails`].
 const DEAD_WEBHOOK: &str = "dead";
 /// Settings of Postgres that differ from those of tests. A million users fit into the shared buffers, as in a database
-/// of the right size. Queues depend on autovacuum, which tests disable.
+/// with enough memory. Queues depend on autovacuum, which tests disable.
 const POSTGRES_SETTINGS: [&str; 2] = ["shared_buffers=1GB", "autovacuum=on"];
 
 /// The service under test, with the Apps that all parts of this benchmark use.

@@ -15,12 +15,12 @@ use argon2_simd::{Algorithm, Function, Hasher, Kernel, Params, Version};
 
 use crate::measurements::Bound;
 
-/// Rounds of the measurement. A round measures each implementation once, because the speed of the machine can change.
+/// Number of rounds. A round measures each implementation once, because the speed of the machine can change.
 const ROUNDS: usize = 15;
-/// Hashes of one thread in one round.
+/// Number of hashes that one thread computes with one implementation in one round.
 const HASHES: u32 = 16;
-/// The ranks, from 0, of the ratios that enclose the median with a probability of 96 %: with 15 rounds, at least 4 and
-/// at most 11 ratios are below the true median (binomial distribution with p = 1/2).
+/// The ranks of two ratios (the smallest has rank 0). The true median is between them with a probability of 96 %: with
+/// 15 rounds, at least 4 and at most 11 ratios are below the true median (binomial distribution with p = 1/2).
 const INTERVAL: [usize; 2] = [3, 11];
 const PASSWORD: &[u8] = b"correct horse battery staple";
 const SALT: &str = "0123456789abcdef";
@@ -162,7 +162,8 @@ pub(crate) fn hash_function(implementation: Implementation) -> Box<dyn FnMut()> 
 }
 
 /// Measures the time of a hash (two passes) of the reference implementation. Its program computes one hash per process.
-/// So this function compares a run with many passes with a run of two passes.
+/// So this function compares a process with many passes with a process with two passes: every two additional passes
+/// count as one hash.
 fn reference_seconds_per_hash(threads: usize) -> Result<f64> {
     let passes = 2 + 2 * HASHES;
     let long = reference_seconds(threads, passes)?;
@@ -170,7 +171,7 @@ fn reference_seconds_per_hash(threads: usize) -> Result<f64> {
     Ok((long - short) / f64::from(HASHES))
 }
 
-/// The time in which one process for each thread computes a hash.
+/// The time until `threads` concurrent processes have each computed a hash with this number of passes.
 fn reference_seconds(threads: usize, passes: u32) -> Result<f64> {
     let started = Instant::now();
     let children: Vec<Child> = (0..threads).map(|_| start_reference(passes)).collect::<Result<_>>()?;

@@ -49,7 +49,8 @@ pub(crate) async fn exchange(connection: &mut Connection, request: Request<Full<
     Ok(FullResponse { status: head.status, headers: head.headers, body: body.collect().await?.to_bytes() })
 }
 
-/// Reads a path until `end`. Sends each request after the response to the previous one.
+/// Sends GET requests for a path until the time `end`, each after the response to the previous one. Returns their
+/// latencies.
 pub(crate) async fn read_until(
     end: Instant,
     server: SocketAddr,

@@ -1,6 +1,6 @@
-//! Compares the rate of password logins with the rates of two bare loops of hashes, with the server's kernel and with
-//! the crate `argon2`, on the same cores in the same run. Also measures the server's memory, and the time that a server
-//! needs to start.
+//! Compares the rate of password logins with the rates of two loops that only compute password hashes: one with the
+//! server's kernel and one with the crate `argon2`, on the same cores in the same run. Also measures the server's
+//! memory, and the time that a server needs to start.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -33,13 +33,13 @@ use crate::{
     measurements::{Bound, MIB, format_millis, histogram, micros_of, resident_bytes},
 };
 
-/// Rounds of each [`Step`]. A round runs the two bare loops and then logins, because the speed of the machine can
-/// change between rounds. The results of all rounds are added up.
+/// Number of rounds of each [`Step`]. A round runs the two hash-only loops and then logins, because the speed of the
+/// machine can change between rounds. The results of all rounds are added up.
 const ROUNDS: u32 = 5;
 /// Duration of the logins of one round.
 const ROUND_TIME: Duration = Duration::from_secs(4);
-/// Duration of each of the two bare loops in one round.
-const BARE_TIME: Duration = Duration::from_secs(2);
+/// Duration of each of the two hash-only loops in one round.
+const HASH_LOOP_TIME: Duration = Duration::from_secs(2);
 /// Numbers of concurrent logins.
 const IN_FLIGHT: [u32; 5] = [1, 8, 64, 256, 1024];
 /// The number of concurrent logins up to which the memory of the server is bounded. More clients need more connections.
@@ -57,18 +57,18 @@ const IMPATIENT_CLIENTS: u32 = 1024;
 const PATIENT_CLIENTS: u32 = 64;
 /// Minimum rate of admitted logins with impatient clients, relative to the rate with patient clients.
 const MIN_ADMITTED_RATIO: f64 = 0.85;
-/// Minimum rate of logins with 8 or more logins in flight, relative to the bare loop with the server's kernel.
+/// Minimum rate of logins with 8 or more logins in flight, relative to the hash-only loop with the server's kernel.
 const MIN_KERNEL_SHARE: f64 = 0.85;
-/// Minimum rate of logins with 8 or more logins in flight, relative to the bare loop with the crate `argon2`, on a CPU
-/// with AVX-512.
+/// Minimum rate of logins with 8 or more logins in flight, relative to the hash-only loop with the crate `argon2`, on a
+/// CPU with AVX-512.
 const MIN_CRATE_RATIO: f64 = 2.0;
 
 /// What clients do after a refusal.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RetryBehavior {
-    /// They wait as long as `Retry-After` says.
+    /// The clients wait as long as `Retry-After` says.
     Patient,
-    /// They retry immediately.
+    /// The clients retry immediately.
     Impatient,
 }
 
@@ -79,9 +79,9 @@ struct Step {
     /// Number of logins that succeeded within [`ROUND_TIME`]. The login rate is based on this time, and not on the time
     /// of the last response, because the server can delay a 503 response.
     logins_in_time: u32,
-    /// Hashes per second of the bare loop with the server's kernel.
+    /// Hashes per second of the hash-only loop with the server's kernel.
     kernel_rate: f64,
-    /// Hashes per second of the bare loop with the crate `argon2`.
+    /// Hashes per second of the hash-only loop with the crate `argon2`.
     crate_rate: f64,
     login_rate: f64,
     latency: Histogram<u64>,
@@ -267,8 +267,8 @@ fn bounds(steps: &[Step], peak: f64, threads: usize) -> Vec<Bound> {
 async fn run_steps<const N: usize>(server: &ServerProcess, app: &str, mut steps: [Step; N]) -> Result<[Step; N]> {
     let (mut kernel_rate, mut crate_rate) = (0.0, 0.0);
     for _ in 0..ROUNDS {
-        kernel_rate += bare_rate_of(Implementation::Kernel(Kernel::fastest())).await?;
-        crate_rate += bare_rate_of(Implementation::Crate).await?;
+        kernel_rate += blocking_hash_loop_rate(Implementation::Kernel(Kernel::fastest())).await?;
+        crate_rate += blocking_hash_loop_rate(Implementation::Crate).await?;
         for step in &mut steps {
             run_round(server, app, step).await?;
         }
@@ -408,7 +408,7 @@ pub(crate) async fn connect(server: SocketAddr, from: IpAddr) -> Result<Connecti
     Ok(connection)
 }
 
-/// Adds the [`USERS`] of an App: registers a user, and copies the row for the other users.
+/// Adds [`USERS`] users to an App: registers one user, and copies this user's row for the others.
 pub(crate) async fn add_users(stack: &Stack, app: &str) -> Result<()> {
     stack.client().register(app, "Ada", "ada@example.com", PASSWORD).await.expect(StatusCode::OK);
     let copy = "INSERT INTO users (app_id, id, email, email_canonical, name, password_hash, created_at, updated_at)
@@ -454,8 +454,8 @@ pub(crate) async fn send(connection: &mut Connection, request: Request<Full<Byte
     Ok(LoginResponse { status, retry_after })
 }
 
-/// Hashes per second of a bare loop: one thread on each core, with reused memory.
-fn bare_rate(implementation: Implementation) -> f64 {
+/// Hashes per second of a hash-only loop: one thread on each core, with reused memory.
+fn hash_loop_rate(implementation: Implementation) -> f64 {
     let threads = thread::available_parallelism().map_or(1, usize::from);
     let started = Instant::now();
     let workers: Vec<_> = (0..threads)
@@ -463,7 +463,7 @@ fn bare_rate(implementation: Implementation) -> f64 {
             thread::spawn(move || {
                 let mut hash = hash_function(implementation);
                 let mut hashes = 0_u32;
-                while started.elapsed() < BARE_TIME {
+                while started.elapsed() < HASH_LOOP_TIME {
                     hash();
                     hashes += 1;
                 }
@@ -471,13 +471,13 @@ fn bare_rate(implementation: Implementation) -> f64 {
             })
         })
         .collect();
-    let hashes: u32 = workers.into_iter().map(|worker| worker.join().expect("the bare loop does not panic")).sum();
+    let hashes: u32 = workers.into_iter().map(|worker| worker.join().expect("the hash-only loop does not panic")).sum();
     f64::from(hashes) / started.elapsed().as_secs_f64()
 }
 
-/// Runs [`bare_rate`] on a thread that can block.
-async fn bare_rate_of(implementation: Implementation) -> Result<f64> {
-    Ok(tokio::task::spawn_blocking(move || bare_rate(implementation)).await?)
+/// Runs [`hash_loop_rate`] on a thread that can block.
+async fn blocking_hash_loop_rate(implementation: Implementation) -> Result<f64> {
+    Ok(tokio::task::spawn_blocking(move || hash_loop_rate(implementation)).await?)
 }
 
 /// A different client address for each number.

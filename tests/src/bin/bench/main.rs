@@ -44,7 +44,7 @@ struct Args {
 enum Benchmark {
     /// The argon2 kernels, compared with the crate argon2.
     Hashing,
-    /// Password logins, compared with the rate of bare hashing.
+    /// Password logins, compared with the rate of password hashing alone.
     Logins,
     /// Sessions while servers restart and the Redis primary is killed.
     Chaos,
@@ -56,12 +56,12 @@ enum Benchmark {
     Operator,
     /// Ordinary users and Apps during one attack at a time.
     Hostile,
-    /// Imports, filters of users, foreign hashes and webhooks, compared with a calm server or with bare SQL.
+    /// Imports, filters of users, foreign hashes and webhooks: their speed, and how much they slow down other requests.
     Administration,
     /// Logins through hosted pages and reads of pages, compared with the JSON API; the size of a page, and the memory
     /// of pages.
     Pages,
-    /// Code exchanges and refreshes of OpenID Connect clients, beside Dex and Keycloak; the memory of Clients.
+    /// Code exchanges and refreshes of OpenID Connect clients, compared with Dex and Keycloak; the memory of Clients.
     #[value(name = "openid")]
     OpenId,
 }

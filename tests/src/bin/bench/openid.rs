@@ -1,9 +1,10 @@
-//! The OpenID provider, beside Dex and Keycloak in the same run: code exchanges with a session, and refreshes. Also the
-//! latency of `authorize`, the effect of Clients on the App's own refreshes, and the memory of Clients.
+//! Latchkey as an OpenID provider, compared with Dex and Keycloak in the same run: code exchanges with a session, and
+//! refreshes. Also the latency of `authorize`, the effect of Clients on refreshes through the App's JSON API, and the
+//! memory of Clients.
 //!
 //! A code exchange is what a program does for a user who is logged in already: an authorization request with the
-//! cookies of the browser, then the exchange of the code. Dex has no session of its own: its authorization request
-//! leads over a connector that logs in everybody, so an exchange has one request more.
+//! cookies of the browser, then the exchange of the code. Dex keeps no session of a user: its authorization request is
+//! redirected to a connector that logs in everybody, so an exchange has one request more.
 
 mod latency;
 mod own_refresh;
@@ -28,8 +29,8 @@ use crate::{
 
 /// The redirect URL, to which codes are sent. Nobody opens it.
 const REDIRECT_URL: &str = "https://app.example.com/callback";
-/// Rounds of the comparison with peers. Each round measures all providers, because the speed of the machine can change
-/// between rounds.
+/// Number of rounds of the comparison with Dex and Keycloak. Each round measures all providers, because the speed of
+/// the machine can change between rounds.
 const ROUNDS: u32 = 5;
 /// Duration of the exchanges of one provider in one round, and also of its refreshes.
 const ROUND_TIME: Duration = Duration::from_secs(3);
@@ -43,11 +44,11 @@ const CLIENTS_PER_APP: usize = 5;
 
 const MIN_RATIO_TO_DEX: f64 = 1.0;
 const MIN_RATIO_TO_KEYCLOAK: f64 = 3.0;
-/// Minimum rate of exchanges with ES256, relative to those with RS256.
+/// Minimum rate of exchanges with ES256 for ID tokens, relative to exchanges with RS256.
 const MIN_ES256_RATIO: f64 = 1.5;
 const MIN_REFRESH_RATIO_TO_KEYCLOAK: f64 = 1.5;
 
-/// Limits that the benchmark must not reach.
+/// The App's rate limits that are raised, so that the benchmark does not reach them.
 const LIMITS: [&str; 9] = [
     "loginsPerClient",
     "loginFailuresPerClient",
@@ -111,7 +112,7 @@ fn app(prefix: &str) -> App {
     LIMITS.into_iter().fold(App::new(prefix), |app, limit| app.limit(limit, &[(10_000_000, 60)]))
 }
 
-/// A Client with this algorithm of ID tokens. The App signs the access tokens with ES256.
+/// A Client whose ID tokens are signed with this algorithm. The App signs the access tokens with ES256.
 fn client(app: &App, name: &str, algorithm: &str) -> Client {
     Client::web(name, app, REDIRECT_URL)
         .set("/scopes", json!(["openid", "profile", "email", "offline_access"]))

@@ -55,7 +55,8 @@ const MAX_CLIENT_BYTES: u64 = 2 * 1024;
 const MAX_EDIT_RATIO: f64 = 1.5;
 /// Time limit for one operation, for example an edit.
 const STEP_LIMIT: Duration = Duration::from_secs(60);
-/// How long to wait for late writes. Longer than the 15 s after which the operator writes that a server is silent.
+/// How long to wait for late writes. Longer than the 15 s after which the operator reports in the status of Apps that a
+/// server is silent.
 const SETTLE_TIME: Duration = Duration::from_secs(20);
 
 #[derive(clap::Args)]
@@ -122,7 +123,7 @@ pub(crate) async fn measure_client_cost(apps: usize, per_app: usize) -> Result<V
     println!("{apps} Apps with {per_app} Clients each, in a cluster");
     let cluster = TestCluster::start().await?;
     let bench = BenchCluster::start(&cluster, apps, true).await?;
-    // Memory that is needed only to create the Apps is not counted.
+    // The restart frees memory that the operator needed only while the Apps were created.
     bench.restart_operator().await?;
     let (clients, _) = bench.measure_clients(per_app).await?;
     Ok(clients.bounds())

@@ -17,7 +17,7 @@ use serde_json::json;
 
 use crate::{logins::add_users, measurements::Bound};
 
-/// Limits that the benchmark must not reach.
+/// The App's rate limits that are raised, so that the benchmark does not reach them.
 const LIMITS: [&str; 5] = [
     "loginsPerClient",
     "loginFailuresPerClient",

@@ -24,8 +24,8 @@ use crate::{
 
 /// Numbers of concurrent requests.
 const IN_FLIGHT: [u32; 3] = [1, 8, 64];
-/// Rounds for each number of requests in flight. Each round measures all four operations, because the speed of the
-/// machine can change between rounds.
+/// Number of rounds for each number of requests in flight. Each round measures all four operations, because the speed
+/// of the machine can change between rounds.
 const ROUNDS: u32 = 4;
 /// Duration of the JWKS reads in one round, and also of the refreshes.
 const ROUND_TIME: Duration = Duration::from_secs(3);

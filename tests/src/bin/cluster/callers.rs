@@ -67,7 +67,7 @@ struct PublicResponse {
     body: Value,
 }
 
-/// Calls with the token of a ServiceAccount that the App does not list.
+/// Calls the API with the token of a ServiceAccount that the App does not list, and expects refusals.
 pub(crate) async fn call_unlisted(options: &CallerArgs) -> Result<()> {
     let api = Api::connect(options).await?;
     let user = json!({ "email": "mallory@example.com" });

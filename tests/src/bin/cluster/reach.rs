@@ -6,7 +6,7 @@ use tokio::{net::TcpStream, time::timeout};
 
 #[derive(clap::Args)]
 pub(crate) struct ReachArgs {
-    /// `HOST:PORT`
+    /// Addresses to connect to, each as `HOST:PORT`.
     addresses: Vec<String>,
 }
 

@@ -118,7 +118,7 @@ struct ClusterTest<'a> {
 
 pub(crate) async fn run(options: &RunArgs) -> Result<()> {
     let cluster = ClusterClient::connect().await?;
-    // Limits that the test does not reach within its few minutes.
+    // Raises the App's rate limits, so that the test does not reach them within its few minutes.
     let app = App::with_id("cluster-test-shop")
         .set("/redirectURLs", json!([REDIRECT_URL]))
         .limit("loginsPerClient", &[(100_000, 60)])
@@ -505,7 +505,7 @@ impl ClusterTest<'_> {
             "privateCIDRs={10.0.0.0/8,172.16.0.0/12,192.168.0.0/16,fc00::/7}",
             "caBundle.configMap=authority",
             &*format!("trustedProxies={{{}}}", front.network),
-            // With this request, five servers fit on a small node.
+            // With so small a CPU request, five servers fit on a small node.
             "server.resources.requests.cpu=100m",
             "networkPolicy.egress.enabled=true",
         ];
@@ -545,8 +545,8 @@ impl ClusterTest<'_> {
         key_rotation_days: u32,
     ) -> Result<()> {
         self.cluster.wait_for_rollout(INSTALL_NAMESPACE, &format!("{RELEASE}-operator"), None).await?;
-        // Changes a field that documents do not have. When the status has the generation of this change, the new
-        // operator has reconciled the App.
+        // Changes a field of the App that its rendered document does not contain. When the status has the generation of
+        // this change, the new operator has reconciled the App.
         let change = json!({ "spec": { "tokens": { "keyRotationDays": key_rotation_days } } });
         let app = (APP_NAMESPACE, self.app.id());
         self.cluster.merge_patch("latchkey.dev/v1alpha1", "App", app, &change).await?;
@@ -785,7 +785,7 @@ impl ClusterTest<'_> {
         Ok(())
     }
 
-    /// The data of the key Secret.
+    /// The data of the only Secret with the keys of an App. Returns an error if there is not exactly one such Secret.
     async fn key_secret_data(&self) -> Result<Value> {
         let keys = self.cluster.list("v1", "Secret", INSTALL_NAMESPACE, "type=latchkey.dev/app-keys").await?;
         ensure!(keys.len() == 1, "{} key Secrets exist", keys.len());

@@ -1,5 +1,5 @@
-//! The keys that sign only ID tokens: a chain of keys for each algorithm that Clients use and access tokens do not have
-//! (specification: Keys, Keys for ID tokens).
+//! The keys that sign only ID tokens: a chain of keys (the keys that replace one another) for each algorithm that
+//! Clients use and access tokens do not have (specification: Keys, Keys for ID tokens).
 
 use std::collections::BTreeMap;
 
@@ -34,7 +34,8 @@ struct Chain {
     keys: Vec<StoredSigningKey>,
     /// Whether a Client uses the algorithm, and no key for access tokens has it.
     is_needed: bool,
-    /// Whether a key that a rotation requested was dropped before it became Active, and must still be replaced.
+    /// Whether the key of a requested rotation was dropped before it became Active, so that another key must still be
+    /// published.
     is_requested: bool,
 }
 
@@ -42,9 +43,9 @@ fn of_algorithm(keys: &[StoredSigningKey], algorithm: IdTokenAlgorithm) -> Vec<S
     keys.iter().filter(|stored| stored.key.algorithm == algorithm.signing_algorithm()).cloned().collect()
 }
 
-/// Whether the keys for access tokens sign ID tokens with this algorithm, now and in the future. While the algorithm of
-/// access tokens changes, ID tokens keep their own key.
-fn sign_with(signing: &[StoredSigningKey], algorithm: SigningAlgorithm, policy: &KeyPolicy) -> bool {
+/// Whether the keys for access tokens sign ID tokens with this algorithm, both now and in the future. While the
+/// algorithm of access tokens is being changed, the result is `false`: ID tokens have a key of their own.
+fn signing_keys_suffice(signing: &[StoredSigningKey], algorithm: SigningAlgorithm, policy: &KeyPolicy) -> bool {
     let active = position(signing, KeyState::Active).map(|active| signing[active].key.algorithm);
     policy.algorithm == algorithm && active == Some(algorithm)
 }
@@ -56,7 +57,7 @@ impl IdTokenChains {
     pub(super) fn of(keys: &[StoredSigningKey], signing: &[StoredSigningKey], policy: &KeyPolicy) -> Self {
         let chain = |algorithm: IdTokenAlgorithm| {
             let is_needed = policy.id_token_lifetimes.contains_key(&algorithm)
-                && !sign_with(signing, algorithm.signing_algorithm(), policy);
+                && !signing_keys_suffice(signing, algorithm.signing_algorithm(), policy);
             (algorithm, Chain { keys: of_algorithm(keys, algorithm), is_needed, is_requested: false })
         };
         Self(IdTokenAlgorithm::ALL.into_iter().map(chain).collect())
@@ -91,8 +92,8 @@ impl IdTokenChains {
         Ok(())
     }
 
-    /// Publishes the next key of each chain if it is due. After a requested rotation, no chain uses a key that exists
-    /// now.
+    /// Publishes the next key of each chain if it is due. A requested rotation (`requested`) replaces the keys of all
+    /// chains: it publishes new keys for the chains that Clients need, and retires the Active keys of the others.
     pub(super) fn publish_next_keys(
         &mut self,
         last: &mut u32,
@@ -177,7 +178,7 @@ impl Chain {
             !is_over && !revoked.iter().any(|id| id == key.id())
         });
         if !self.is_needed {
-            // A server that does not have the latest document yet may still sign with these keys.
+            // A server that does not have the newest document yet may still sign with these keys.
             extend_lifetimes(keys, policy.access_lifetime_seconds);
             for key in self.active_keys() {
                 let unused_since = *key.lifecycle.unused_since.get_or_insert(now);

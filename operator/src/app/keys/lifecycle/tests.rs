@@ -117,7 +117,7 @@ fn a_key_is_not_used_before_every_pod_knows_it() {
     let later = NOW + Duration::days(3);
     assert_eq!(keys.advance(&policy, later, false), Ok(None));
     // After three days, all pods serve the new revision. The HMAC key becomes Active immediately, because only servers
-    // read what is created with it. The signing key waits, because applications fetch the signing keys only at
+    // read what is created with an HMAC key. The signing key waits, because applications fetch the signing keys only at
     // intervals.
     let keys = keys.advance(&policy, later, true).unwrap().unwrap();
     assert_states(&keys, &["s1 Active", "s2 Published"], &["h1 Retired", "h2 Active"]);
@@ -146,7 +146,7 @@ fn each_value_of_the_annotation_causes_one_rotation() {
 }
 
 #[test]
-fn annotations_that_are_older_than_the_first_keys_count_as_handled() {
+fn requests_that_are_older_than_the_first_keys_count_as_handled() {
     let policy = KeyPolicy {
         rotate_request: Some("1".to_owned()),
         revoke_id: Some("s1".to_owned()),
@@ -178,7 +178,7 @@ fn a_change_of_algorithm_is_a_rotation_and_can_be_reverted() {
     assert_eq!(keys.next_due(&eddsa, NOW), Some(NOW + PUBLICATION_DELAY));
     let reverted = advanced(&keys, &policy(), NOW);
     assert_states(&reverted, &["s1 Active"], &["h1 Active"]);
-    // The id `s2` is not reused.
+    // The new key is `s3`, because the id `s2` of the dropped key is not reused.
     assert_states(&advanced(&reverted, &eddsa, NOW), &["s1 Active", "s3 Published"], &["h1 Active"]);
     let changed = advanced(&keys, &eddsa, NOW + PUBLICATION_DELAY);
     assert_states(&changed, &["s1 Retired", "s2 Active"], &["h1 Active"]);
@@ -234,8 +234,8 @@ fn an_unknown_id_in_the_revocation_annotation_is_reported_and_never_assigned() {
 
 #[test]
 fn later_keys_are_kept_for_a_session_that_outlives_its_own_key() {
-    // A session of two years is opened. Then the session lifetime of the App is shortened, and the HMAC key of the
-    // session is rotated twice, or revoked.
+    // A session with a lifetime of two years begins. Then the session lifetime of the App is shortened, and the HMAC
+    // key of the session is rotated twice or, in a second case, revoked.
     let long_sessions = KeyPolicy { session_lifetime_seconds: MAX_SESSION_LIFETIME_SECONDS, ..policy() };
     let short_sessions = KeyPolicy { session_lifetime_seconds: 300, ..policy() };
     let keys = KeyDocument::first_with_policy(&shop(), &long_sessions, NOW).unwrap();
@@ -380,7 +380,7 @@ struct RandomHistory {
     policy: KeyPolicy,
     /// Every document that some pod may still serve, the newest last.
     served: Vec<ServedDocument>,
-    /// The signing key and the end of each access token.
+    /// For each access token, the id of its signing key and the time at which the token expires.
     access_tokens: Vec<(String, OffsetDateTime)>,
     sessions: Vec<Session>,
     /// The secret of every key that was published, by id.
@@ -436,7 +436,7 @@ impl RandomHistory {
         let access_end = self.now + Duration::seconds(policy.access_lifetime_seconds.into());
         let (signing, hmac) = (active(&keys.signing), active(&keys.hmac));
         // A pod with an earlier revision can still use a revoked key. Other pods must reject the tokens of this key, so
-        // they are not recorded.
+        // this test does not record these tokens.
         if !self.revoked.contains(&signing) {
             self.access_tokens.push((signing, access_end));
         }
@@ -496,7 +496,7 @@ impl RandomHistory {
         }
     }
 
-    fn check(&mut self) {
+    fn check_tokens_and_sessions(&mut self) {
         let now = self.now;
         self.access_tokens.retain(|(_, ends)| *ends > now);
         self.sessions.retain(|session| session.ends > now);
@@ -513,7 +513,7 @@ impl RandomHistory {
         }
     }
 
-    /// Checks that nothing is due before the time that `next_due` returns, and that something is due at that time.
+    /// Checks that no transition is due before the time that `next_due` returns, and that one is due at that time.
     fn check_due(&mut self) {
         let keys = advanced(&self.newest().keys, &self.policy, self.now);
         let Some(due) = keys.next_due(&self.policy, self.now) else {
@@ -538,7 +538,7 @@ impl RandomHistory {
         self.create_tokens();
         self.reconcile();
         self.create_tokens();
-        self.check();
+        self.check_tokens_and_sessions();
         self.check_due();
     }
 }
@@ -553,7 +553,7 @@ fn secrets(keys: &KeyDocument) -> impl Iterator<Item = (String, String)> {
     signing.chain(hmac)
 }
 
-/// Whether servers get the same keys.
+/// Whether servers get the same keys from these two documents.
 fn is_same_for_servers(one: &KeyDocument, other: &KeyDocument) -> bool {
     states(one) == states(other) && secrets(one).eq(secrets(other))
 }
@@ -589,7 +589,7 @@ fn the_first_key_for_id_tokens_is_active_when_every_pod_knows_it() {
     let keys = first().advance(&policy, NOW, false).unwrap().unwrap();
     assert_eq!(id_token_keys(&keys), ["s2 RS256 Published"]);
     assert_eq!(keys.advance(&policy, NOW + Duration::days(3), false), Ok(None), "a pod does not know it");
-    // A pod with an older version reports the document, but does not read the key.
+    // A pod with an older version of the server acknowledges the document, but does not read the key for ID tokens.
     let older = KeyPolicy { id_token_keys_are_read: false, ..policy.clone() };
     assert_eq!(keys.advance(&older, NOW, true), Ok(None));
     let keys = keys.advance(&policy, NOW, true).unwrap().unwrap();

@@ -88,7 +88,7 @@ async fn one_of_two_concurrent_creations_of_the_first_keys_wins() {
 }
 
 #[tokio::test]
-async fn a_change_names_the_version_that_was_read_and_keeps_the_metadata_of_others() {
+async fn a_change_names_the_version_that_was_read_and_keeps_metadata_of_other_programs() {
     let document = keys().written_for("shop");
     let changed = document.changed_to_algorithm(SigningAlgorithm::EdDSA, NOW).unwrap().unwrap();
     let script = MockApi::default().expect(Method::GET, SECRET, respond_with(returned(&document, &us(), "7"))).expect(

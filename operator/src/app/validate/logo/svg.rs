@@ -1,6 +1,6 @@
-//! Checks an SVG against a list of what is allowed: shapes, text, gradients, filters, styles. There is no entity, no
-//! script, no event handler, no HTML, no animation and no reference to another file. The check reads a subset of XML
-//! and refuses a file that it cannot read. So a browser never reads anything that was not checked.
+//! Checks an SVG against a list of what is allowed: shapes, text, gradients, filters, styles. Entities, scripts, event
+//! handlers, HTML, animations and references to other files are not on the list. The check reads a subset of XML and
+//! refuses a file that it cannot read. So a browser never reads anything that was not checked.
 
 use std::{borrow::Cow, collections::BTreeSet};
 
@@ -56,11 +56,11 @@ const ELEMENTS: [&str; 44] = [
 ];
 /// The maximum depth of nested elements. Browsers process them recursively.
 const MAX_DEPTH: usize = 32;
-/// The maximum number of `use` elements. Each can repeat all others, so the number of drawn shapes can grow
+/// The maximum number of `use` elements. Each `use` can draw all others again, so the number of drawn shapes can grow
 /// exponentially with the number of `use` elements.
 const MAX_USES: usize = 16;
-/// The elements with content that a browser draws again for each reference to the element. This content can refer to
-/// such elements, too. The content of gradients and filters cannot.
+/// The *containers*: elements whose content a browser draws again for each reference to the element. The content can
+/// itself refer to containers. The content of gradients and filters cannot, so they are not containers.
 const CONTAINERS: [&str; 3] = ["clipPath", "mask", "pattern"];
 /// The maximum number of references from the content of containers to containers. The number of drawn shapes can grow
 /// exponentially with the number of these references.
@@ -80,7 +80,8 @@ struct Tag<'a> {
     is_empty: bool,
 }
 
-/// The references between containers. Ids are in lower case, so ids that differ only in case count as the same.
+/// Collects the references between containers ([`CONTAINERS`]). Ids are in lower case, so ids that differ only in case
+/// count as the same.
 #[derive(Default)]
 struct References {
     /// The ids of the containers.
@@ -88,7 +89,7 @@ struct References {
     elements: Vec<ReferringElement>,
     /// The ids to which styles refer.
     in_styles: Vec<String>,
-    /// Whether a style can apply to elements without a class.
+    /// Whether a style has selectors other than class selectors, so that it can apply to elements without a class.
     has_other_selectors: bool,
     /// Whether a container has a `use`, which can bring any element into the container.
     has_inner_use: bool,
@@ -110,7 +111,8 @@ pub(super) fn check(svg: &str) -> Result<(), Refusal> {
     while let Some((text, after)) = rest.split_once('<') {
         check_text(text, open.last().copied())?;
         if open.last() == Some(&"style") {
-            // The text of a style is checked as a whole. A comment would split it.
+            // The text of a style must be in one piece, because it is checked as a whole. A comment would split the
+            // text.
             if !after.starts_with("/style") {
                 return Err("has a style with a comment, CDATA or an element; remove it".into());
             }
@@ -178,7 +180,7 @@ impl References {
         self.has_other_selectors |= !has_only_class_selectors(style);
     }
 
-    /// The number of references from the content of containers to containers.
+    /// Counts the references from the content of containers to containers.
     fn count_inner(&self) -> usize {
         let in_styles = self.count_containers(&self.in_styles);
         let inner = self.elements.iter().filter(|element| element.is_inner || self.has_inner_use);
@@ -189,7 +191,8 @@ impl References {
         inner.map(count).sum()
     }
 
-    /// Counts the ids of containers. An id with special characters can be written in several ways, so it always counts.
+    /// Counts how many of these ids are ids of containers. An id with special characters can be written in several
+    /// ways, so it always counts as one.
     fn count_containers(&self, ids: &[String]) -> usize {
         let is_simple = |id: &str| id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.:".contains(&byte));
         ids.iter().filter(|id| !is_simple(id.as_str()) || self.containers.contains(id.as_str())).count()
@@ -378,11 +381,11 @@ mod tests {
             ("<g a=\"b\"onload=\"alert(1)\"/>", NOT_READABLE),
             ("<g a=b onload=alert(1)/>", NOT_READABLE),
             ("<g/onload=\"alert(1)\"/>", NOT_READABLE),
-            // Animations can change a link or add a handler.
+            // Animations, which can change a link or add an event handler.
             ("<set attributeName=\"onclick\" to=\"alert(1)\"/>", "element set"),
             ("<animate attributeName=\"href\" values=\"javascript:alert(1)\"/>", "element animate"),
             ("<handler type=\"application/ecmascript\"/>", "element handler"),
-            // HTML.
+            // Elements of HTML.
             ("<foreignObject><p>x</p></foreignObject>", "element foreignObject"),
             ("<iframe src=\"https://a.example\"/>", "element iframe"),
             ("<g xmlns=\"http://www.w3.org/1999/xhtml\"/>", "attribute xmlns"),
@@ -390,7 +393,7 @@ mod tests {
             ("<g xmlns:x=\"http://www.w3.org/1999/xlink\" x:href=\"https://a.example\"/>", "attribute xmlns:x"),
             ("<g xml:base=\"https://a.example/\"/>", "attribute xml:base"),
             ("<sodipodi:namedview/>", "element sodipodi:namedview"),
-            // Other files.
+            // References to other files.
             ("<image href=\"https://a.example/a.png\"/>", "element image"),
             ("<feImage href=\"https://a.example/a.png\"/>", "element feImage"),
             ("<a href=\"https://a.example\"/>", "element a"),
@@ -495,13 +498,14 @@ mod tests {
         for (name, attribute) in
             [("mask", "mask"), ("pattern", "fill"), ("clipPath", "clip-path"), ("mask", "style"), ("pattern", "filter")]
         {
-            // The references of the last level lead to nothing, so they do not count: 9 levels have 8 times 2
-            // references.
+            // The references of the last level lead to an element that does not exist, so they do not count: 9 levels
+            // have 8 times 2 references.
             assert!(is_bounded(nested(9, 2, name, attribute)), "{name}");
             assert!(!is_bounded(nested(10, 2, name, attribute)), "{name}");
             assert!(!is_bounded(nested(3, 9, name, attribute)), "{name}");
         }
-        // A style can apply to elements in a mask: to those with a class or, with other selectors, to every element.
+        // A style can add a reference to elements in a mask: with class selectors to the elements with a class, with
+        // other selectors to all elements.
         let styled = |style: &str, shape: &str, count: usize| {
             format!("<style>{style}</style><mask id=\"m\">{}</mask>", shape.repeat(count))
         };
@@ -525,10 +529,10 @@ mod tests {
             format!("<g id=\"g\">{group}</g><mask id=\"m\">{inner}</mask>")
         };
         assert!(is_bounded(used("<rect/>")) && !is_bounded(used("<use href=\"#g\"/>")));
-        // An id can be spelled in several ways.
+        // The same id can be written in several ways: `%6D` is `m`.
         let encoded = "<rect mask=\"url(#%6D)\"/>".repeat(17);
         assert!(!is_bounded(format!("<mask id=\"m\">{encoded}</mask>")));
-        // Gradients contain nothing that is drawn.
+        // References to gradients do not count, because gradients contain nothing that is drawn.
         let gradients = "<rect fill=\"url(#g)\"/>".repeat(100);
         assert!(is_bounded(format!("<linearGradient id=\"g\"/><mask id=\"m\">{gradients}</mask>")));
         assert!(is_bounded(format!("<mask id=\"m\"/>{}", "<rect mask=\"url(#m)\"/>".repeat(100))));

@@ -88,7 +88,7 @@ fn a_request_is_read() {
     ]);
     assert_eq!(request.client.client_id.as_str(), "grafana");
     assert_eq!(request.scopes.to_string(), "openid email");
-    assert_eq!(request.disclosed_scopes().to_string(), "openid email groups");
+    assert_eq!(request.scopes_for_client().to_string(), "openid email groups");
     assert_eq!(request.nonce.as_deref(), Some("nonce-1"));
     assert_eq!(request.code_challenge.as_ref().map(CodeChallenge::as_str), Some(CHALLENGE));
     assert_eq!(request.prompts, Prompts { login: true, consent: true, ..Prompts::default() });
@@ -107,7 +107,7 @@ fn a_client_has_only_its_own_scopes_and_claims() {
     let sent = parameters(&[("scope", "openid email offline_access"), ("claims", claims)]);
     let request = check_at(&app, &sent).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(request.scopes.to_string(), "openid offline_access");
-    assert_eq!(request.disclosed_scopes().to_string(), "openid groups offline_access");
+    assert_eq!(request.scopes_for_client().to_string(), "openid groups offline_access");
 }
 
 #[test]
@@ -407,7 +407,7 @@ fn a_client_that_cannot_get_tokens_now_must_try_again_later() {
 }
 
 #[test]
-fn only_a_request_uri_of_the_par_endpoint_is_pushed() {
+fn only_a_request_uri_of_the_par_endpoint_names_a_pushed_request() {
     let uri = |value: &str| {
         let parameters = parameters(&[("request_uri", value)]);
         parameters.pushed_request_uri().map(str::to_owned)

@@ -51,7 +51,7 @@ impl Clock for FixedClock {
     }
 }
 
-/// Stores in memory.
+/// An implementation of the ports in memory.
 #[derive(Default)]
 struct FakeStores {
     groups: Vec<GroupName>,
@@ -250,7 +250,7 @@ fn session_of(user: UserId, login_before: i64) -> AuthenticatedSession {
 // === impl Scenario ===
 
 impl Scenario {
-    /// The user logged in an hour ago, for another purpose.
+    /// A scenario in which the user logged in an hour ago, for another purpose than this request.
     fn new(edit: impl FnOnce(&mut RenderedClient)) -> Self {
         let mut client = fixtures::client("grafana");
         edit(&mut client);
@@ -285,7 +285,7 @@ impl Scenario {
         self
     }
 
-    /// The user made the last login for this request.
+    /// Changes the scenario: the user made the last login for this request.
     fn logged_in_for_request(mut self) -> Self {
         let session = &self.session.as_ref().unwrap().session;
         let issued_ms = u64::try_from(session.auth_time.unix_timestamp_nanos() / 1_000_000).unwrap();
@@ -397,7 +397,7 @@ async fn prompt_login_needs_a_login_for_this_request() {
         let scenario = || Scenario::plain().with("prompt", "login").logged_in_seconds_ago(login_before);
         scenario().assert_login_needed().await;
         scenario().logged_in_for_request().assert_issued().await;
-        // After that, the user has logged in again for another purpose.
+        // After the login for this request, the user has logged in again for another purpose.
         scenario().logged_in_for_request().logged_in_seconds_ago(login_before - 1).assert_login_needed().await;
     }
     Scenario::plain().with("prompt", "create").assert_issued().await;

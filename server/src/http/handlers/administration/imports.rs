@@ -89,8 +89,8 @@ struct Batch<'a, S> {
     env: &'a Env,
     users: Vec<NewAdministeredUser>,
     results: Vec<ImportResult>,
-    /// For each user, the index of its line in `results`.
-    places: Vec<usize>,
+    /// For each user of `users`, the index of the result of the user's line in `results`.
+    result_indices: Vec<usize>,
     ignored_fields: BTreeMap<String, u64>,
 }
 
@@ -165,19 +165,19 @@ pub async fn handle<S: Ports>(
         env: &state.env,
         users: Vec::new(),
         results: Vec::new(),
-        places: Vec::new(),
+        result_indices: Vec::new(),
         ignored_fields: BTreeMap::new(),
     };
     request
         .read_lines(MAX_BATCH_BYTES, MAX_LINE_BYTES, MAX_LINES, |number, line| batch.read_line(number, line))
         .await?;
-    let Batch { users, mut results, places, ignored_fields, .. } = batch;
-    let refused = results.len() - places.len();
+    let Batch { users, mut results, result_indices, ignored_fields, .. } = batch;
+    let refused = results.len() - result_indices.len();
     let actor = actor(caller);
     let admin = administrator_call(state, app, &request.client, &actor);
     let outcomes = administration::import_users(admin, users, &source, refused, dry_run).await?;
-    for (place, outcome) in places.into_iter().zip(outcomes) {
-        results[place].complete(outcome, dry_run);
+    for (index, outcome) in result_indices.into_iter().zip(outcomes) {
+        results[index].complete(outcome, dry_run);
     }
     let count = |outcome| results.iter().filter(|result| result.outcome == outcome).count();
     let (created, unchanged, refused) = (count("created"), count("unchanged"), count("refused"));
@@ -230,7 +230,7 @@ impl<S: Ports> Batch<'_, S> {
         }
         let native = self.stores.class_of_new_hashes();
         let foreign_class = password_hash.as_ref().and_then(|hash| hash.foreign_class(native));
-        self.places.push(self.results.len());
+        self.result_indices.push(self.results.len());
         self.results.push(ImportResult::refused(number, Vec::new()));
         self.users.push(NewAdministeredUser {
             id: UserId(self.env.new_uuid()),

@@ -19,8 +19,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{config::Apps, http::response::Response, providers::ProviderReports};
 
-/// The time between two heartbeats. They let an operator distinguish a silent stream from a broken stream
-/// (specification: Delivery of configuration, Revisions and acknowledgement).
+/// The time between two heartbeats. Heartbeats let an operator distinguish a stream without changes from a broken
+/// stream (specification: Delivery of configuration, Revisions and acknowledgement).
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The state of a revision stream between two lines.
@@ -60,7 +60,8 @@ pub(super) fn stream_response(
 // === impl RevisionStream ===
 
 impl RevisionStream {
-    /// Starts a stream. The first line is the hello, and the next lines are the known states of the providers.
+    /// Starts a stream. The first line is the hello message with all revisions, and the next lines are the known states
+    /// of the providers.
     fn start(apps: Arc<Apps>, reports: Arc<ProviderReports>, pod_uid: String, closing: CancellationToken) -> Self {
         let (hello, changes) = apps.subscribe(pod_uid.clone());
         let (known_reports, provider_updates) = reports.subscribe();

@@ -32,7 +32,8 @@ use crate::{
 };
 
 request_body! {
-    /// The form of an OpenID Connect client. It is only described here: its errors are those of RFC 6749, 5.2.
+    /// The form of an OpenID Connect client. The type only describes the form for the OpenAPI document: the handler
+    /// parses the form itself, because its errors are those of RFC 6749, 5.2.
     pub struct ClientTokenRequest as "ClientTokenRequest" {
         /// `authorization_code` or `refresh_token`.
         grant_type: RawText,

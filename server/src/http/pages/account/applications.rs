@@ -18,8 +18,8 @@ use crate::{
 };
 
 /// Whether this page exists for this browser. In an App without clients, the page exists only for a user who has
-/// entries, because entries stay after the last client is removed. For everybody else, its path is unknown, as in an
-/// App that never had clients.
+/// entries (Clients with access): entries stay after the last client of the App is removed. For everybody else, its
+/// path is unknown, as in an App that never had clients.
 pub(in crate::http::pages) async fn exists<S: Ports>(page: &Page<'_, S>) -> Result<bool, Problem> {
     if page.app.has_clients() {
         return Ok(true);

@@ -1,4 +1,4 @@
-//! Changes a user: writes only what differs.
+//! Changes a user: writes only the fields that differ.
 
 use latchkey_crds::types::AppId;
 use sqlx::{Connection, PgConnection};
@@ -195,7 +195,7 @@ async fn lock(connection: &mut PgConnection, app: &AppId, change: &UserChange) -
     .await
 }
 
-/// Returns the epoch after the change.
+/// Writes the change. Returns the epoch of the user after the change.
 async fn update(
     connection: &mut PgConnection,
     app: &AppId,

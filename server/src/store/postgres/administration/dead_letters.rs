@@ -1,4 +1,4 @@
-//! Dead letters of an App: lists them, and makes them due again.
+//! Dead letters of an App: lists them, and queues them for delivery again.
 
 use latchkey_crds::types::AppId;
 use sqlx::{Connection, PgConnection};
@@ -26,7 +26,7 @@ struct DeadRow {
     error: Option<String>,
 }
 
-/// The maximum number of dead letters of a webhook that one call makes due.
+/// The maximum number of dead letters of a webhook that one call queues for delivery again.
 const MAX_RETRIED: i64 = 10_000;
 
 impl PostgresStore {
@@ -61,7 +61,7 @@ impl PostgresStore {
 }
 
 /// Where a page begins, and the maximum number of its rows.
-struct Page {
+struct PageBounds {
     after_at: Option<OffsetDateTime>,
     after_id: Uuid,
     limit: i64,
@@ -74,7 +74,7 @@ async fn read_page(
     after: Option<RowPosition>,
     limit: usize,
 ) -> Result<Vec<DeadRow>, sqlx::Error> {
-    let page = Page {
+    let page = PageBounds {
         after_at: after.map(|after| after.at),
         after_id: after.map_or(Uuid::max(), |after| after.id),
         limit: i64::try_from(limit).unwrap_or(i64::MAX),
@@ -110,16 +110,20 @@ async fn read_mails(
     connection: &mut PgConnection,
     app: &AppId,
     kind: Option<&'static str>,
-    page: &Page,
+    page: &PageBounds,
 ) -> Result<Vec<DeadRow>, sqlx::Error> {
-    let (app, Page { after_at, after_id, limit }) = (app.as_str(), page);
+    let (app, PageBounds { after_at, after_id, limit }) = (app.as_str(), page);
     match kind {
         None => mails_query!("", app, *after_at, after_id, limit).fetch_all(connection).await,
         Some(kind) => mails_query!("AND kind = $5", app, *after_at, after_id, limit, kind).fetch_all(connection).await,
     }
 }
 
-async fn read_events(connection: &mut PgConnection, app: &AppId, page: &Page) -> Result<Vec<DeadRow>, sqlx::Error> {
+async fn read_events(
+    connection: &mut PgConnection,
+    app: &AppId,
+    page: &PageBounds,
+) -> Result<Vec<DeadRow>, sqlx::Error> {
     sqlx::query_as!(
         DeadRow,
         r#"
@@ -140,8 +144,8 @@ async fn read_events(connection: &mut PgConnection, app: &AppId, page: &Page) ->
     .await
 }
 
-/// Makes the selected dead letters due again. If `notify` is set, servers are notified of retried events when the
-/// transaction commits.
+/// Queues the selected dead letters for delivery again. If `notify` is set, servers are notified of retried events when
+/// the transaction commits.
 async fn retry(
     connection: &mut PgConnection,
     app: &AppId,
@@ -160,7 +164,8 @@ async fn retry(
     Ok(retried)
 }
 
-/// Makes mails due again. Locks the rows in a fixed order, so that two calls with the same ids do not deadlock.
+/// Queues mails for delivery again. Locks the rows in a fixed order, so that two calls with the same ids do not
+/// deadlock.
 async fn retry_mails(connection: &mut PgConnection, app: &AppId, ids: &[Uuid]) -> Result<u64, sqlx::Error> {
     let updated = sqlx::query!(
         "WITH dead AS (
@@ -180,8 +185,8 @@ async fn retry_mails(connection: &mut PgConnection, app: &AppId, ids: &[Uuid]) -
     Ok(updated.rows_affected())
 }
 
-/// Makes events due again. Skips rows that another call has locked, because that call retries them. The names of the
-/// webhooks are looked up first, because they precede the id in the primary key.
+/// Queues events for delivery again. Skips rows that another call has locked, because that call retries them. The names
+/// of the webhooks are looked up first, because they precede the id in the primary key.
 async fn retry_events(
     connection: &mut PgConnection,
     app: &AppId,

@@ -55,7 +55,7 @@ impl PostgresStore {
         users.map_err(|error| self.record_error(error))
     }
 
-    /// Writes the event of a call that changes no user.
+    /// Writes the audit event of a call that changes no user.
     pub(super) async fn record_administration(&self, app: &AppId, event: &Event) -> Result<(), StoreError> {
         let mut call = self.begin_administration("record_administration").await?;
         let (connection, deadline) = call.parts();

@@ -28,8 +28,9 @@ use crate::{
     },
 };
 
-/// Maximum number of attempts of a batch while other requests take or give up its values. It is greater than for a
-/// change of one user, because any of up to 1,000 users can conflict. The deadline of the call also applies.
+/// Maximum number of attempts of a batch while other requests take or give up unique values of its users. The number is
+/// greater than for a change of one user, because any of up to 1,000 users can conflict. The deadline of the call also
+/// applies.
 const MAX_ATTEMPTS: u32 = 20;
 /// How long a batch waits for the other batches of its App.
 const MAX_WAIT: Duration = Duration::from_secs(4);
@@ -45,7 +46,8 @@ enum BatchOutcome {
     Done(Vec<ImportOutcome>),
     /// Another batch of the App is being imported.
     OtherImport,
-    /// A value is taken. The next attempt looks up the owners.
+    /// A user of the batch could not be created, for example because another user has one of the unique values. The
+    /// next attempt looks up the owners of all unique values.
     Taken,
     /// The App's users are being deleted.
     AppBeingDeleted,
@@ -166,7 +168,7 @@ async fn import_in_transaction(
     }
     let classes: BTreeSet<HashClass> = created.iter().filter_map(|user| user.foreign_class).collect();
     for class in classes {
-        // Another request has added a class in the meantime.
+        // `add_hash_class` returns false only if another request has added a class of hashes in the meantime.
         if !add_hash_class(connection, app, class).await? {
             return Ok(BatchOutcome::Taken);
         }
@@ -310,8 +312,8 @@ impl Owners {
         ImportOutcome::Created(user.id)
     }
 
-    /// Adds a class, unless it is there already. Returns false if the App has no room for the class, by the rule of
-    /// [`add_hash_class`].
+    /// Adds a class of foreign hashes, unless the App already has the class. Returns false if the App has no room for
+    /// the class, by the rule of [`add_hash_class`].
     fn add_class(&mut self, class: HashClass) -> bool {
         let name = class.to_string();
         if self.hash_classes.contains_key(&name) {

@@ -20,7 +20,7 @@ struct UserColumns {
     names: Vec<String>,
     are_disabled: Vec<bool>,
     password_hashes: Vec<Option<String>>,
-    /// The classes of the foreign hashes.
+    /// The classes (kind and cost) of the users' foreign hashes.
     hash_classes: Vec<Option<String>>,
     metadata: Vec<Option<String>>,
     created_by: Vec<String>,
@@ -36,7 +36,8 @@ struct IdentityColumns {
     subjects: Vec<String>,
 }
 
-/// Inserts the users who have no unique value of another user. Returns whether it inserted all users.
+/// Inserts the users. Skips each user with a unique value that another user already has. Returns whether all users were
+/// inserted.
 pub(super) async fn insert_users(
     connection: &mut PgConnection,
     app: &AppId,

@@ -15,7 +15,8 @@ use crate::{
     store::postgres::{CallError, PostgresStore},
 };
 
-/// The length in characters of the text that sorts after all names and all email addresses. All of them are shorter.
+/// The length in characters of a text that sorts after all names and all email addresses. Every name and every email
+/// address is shorter.
 const LONGEST_TEXT: usize = 1000;
 
 /// The values that a page needs in addition to its filter.

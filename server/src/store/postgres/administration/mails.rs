@@ -43,7 +43,8 @@ async fn queue(
     notify: bool,
 ) -> Result<MailOutcome, sqlx::Error> {
     let mut transaction = connection.begin().await?;
-    // The lock lets concurrent calls see each other's mails. The user may have changed since the use case has read it.
+    // Because of the lock, concurrent calls run one after the other, and each sees the mails of the earlier calls. The
+    // user may have changed since the use case read the user.
     let Some(locked) = lock_user(&mut transaction, app, user).await? else {
         transaction.rollback().await?;
         return Ok(MailOutcome::NotFound);

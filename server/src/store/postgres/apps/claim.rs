@@ -32,7 +32,7 @@ enum ClaimDecision {
 // === impl AppRow ===
 
 impl AppRow {
-    /// Decides on a claim by the App's row. `write_claims` contains the same rule in SQL.
+    /// Compares the claim with the App's row, and decides on the claim. `write_claims` contains the same rule in SQL.
     fn decide(&self, claim: &OwnershipClaim) -> ClaimDecision {
         let is_new_incarnation = claim.incarnation.is_some() && claim.incarnation != self.incarnation;
         match self.state() {

@@ -40,7 +40,7 @@ impl PostgresStore {
         UserGroups::try_from(row).map(Some).map_err(|error| self.record_error(error))
     }
 
-    /// Removes outbox rows of changed groups.
+    /// Removes outbox rows of changed groups, after the groups were written to Redis.
     pub(in crate::store) async fn remove_groups_rows(&self, app: &AppId, rows: &[Uuid]) -> Result<(), StoreError> {
         let mut call = self.begin_call("groups_carried").await?;
         let (connection, deadline) = call.parts();

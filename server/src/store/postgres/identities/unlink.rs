@@ -13,7 +13,7 @@ use crate::{
 struct IdentityCounts {
     /// Identities at the Provider of the request.
     of_provider: i64,
-    /// Identities at other Providers, if the user can log in with these Providers.
+    /// Identities at other Providers of the App, with which the user can still log in.
     others: i64,
 }
 

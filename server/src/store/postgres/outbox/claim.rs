@@ -1,4 +1,4 @@
-//! Claims due rows under a lease.
+//! Claims the rows that are due for delivery, each for a limited time (the lease).
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ struct OutboxRow {
     requested_at: Option<OffsetDateTime>,
     epoch: Option<i64>,
     keep_session: Option<Uuid>,
-    /// The email address that the user had before a change.
+    /// The recipient, if the mail goes to the email address that the user had before a change.
     former: Option<String>,
     trace: Option<String>,
     attempts: i32,
@@ -96,7 +96,7 @@ impl PostgresStore {
     }
 }
 
-/// Whether any row is due. Checked before claiming, so that an idle outbox takes no lock.
+/// Whether any row is due for delivery and not claimed. Checked before claiming, so that an idle outbox takes no lock.
 async fn has_due_rows(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
     sqlx::query_scalar!(
         r#"

@@ -1,4 +1,4 @@
-//! Dead letters: lists them, and makes a dead letter due again.
+//! Dead letters: lists them, and queues a dead letter for delivery again.
 
 use std::fmt;
 
@@ -64,8 +64,8 @@ impl PostgresStore {
         call.end_call(letters)
     }
 
-    /// Makes a dead letter due again and resets its number of attempts. Returns whether there was a dead letter with
-    /// this id.
+    /// Queues a dead letter for delivery again, and resets its number of attempts. Returns whether there was a dead
+    /// letter with this id.
     pub async fn retry_dead_letter(&self, id: Uuid) -> Result<bool, StoreError> {
         let mut call = self.begin_call("retry_dead_letter").await?;
         let (connection, deadline) = call.parts();

@@ -20,8 +20,8 @@ use crate::{
     },
 };
 
-/// Maximum number of attempts. Each attempt sees what made the previous attempt fail, so two attempts are nearly always
-/// enough.
+/// Maximum number of attempts. Each attempt sees the changes that made the previous attempt fail, so two attempts are
+/// nearly always enough.
 const ADDRESS_ATTEMPTS: u32 = 5;
 
 /// In every attempt, another request took the email address first.

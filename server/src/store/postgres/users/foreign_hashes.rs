@@ -27,7 +27,8 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetForeignHashOutcome {
     Stored,
-    /// The App has the maximum number of classes, or the maximum weight. Nothing was stored.
+    /// With the class of this hash, the App would have too many classes, or classes with too much weight (cost).
+    /// Nothing was stored.
     TooManyKinds,
     /// The user does not exist.
     NoUser,
@@ -41,7 +42,7 @@ pub struct ForeignHashExpiry {
     pub claim: OwnershipClaim,
     /// Hashes that were imported before this time have expired.
     pub imported_before: OffsetDateTime,
-    /// The class of new hashes. Hashes of this class are not removed.
+    /// The class (kind and cost) of the hashes that this server makes. Hashes of this class are not removed.
     pub native: HashClass,
     pub now: OffsetDateTime,
     /// The webhooks of the App.
@@ -49,8 +50,8 @@ pub struct ForeignHashExpiry {
 }
 
 impl PostgresStore {
-    /// Stores the hash as the password of the user, and adds its class to the App if the hash is foreign: if it has
-    /// other parameters than the default ones of new hashes.
+    /// Stores the hash as the password of the user, and adds its class to the App if the hash is foreign, which means
+    /// that its parameters differ from the default parameters of new hashes.
     pub async fn set_foreign_hash(
         &self,
         app: &AppId,
@@ -78,8 +79,8 @@ impl PostgresStore {
         call.end_call(removed)
     }
 
-    /// Removes the classes that no user has, in all Apps, unless an import has used them within the last hour. Returns
-    /// how many were removed.
+    /// Removes the classes of foreign hashes of which no user has a hash, in all Apps, unless an import has used them
+    /// within the last hour. Returns how many were removed.
     pub async fn sweep_hash_classes(&self) -> Result<u64, StoreError> {
         let mut call = self.begin_call("sweep_hash_classes").await?;
         let (connection, deadline) = call.parts();
@@ -97,8 +98,9 @@ impl PostgresStore {
     }
 }
 
-/// Adds a class to an App, or marks it as used now. Returns false, and writes nothing, if the App has no room for the
-/// class. Must be called in the transaction that stores a hash of the class, before the hash is stored.
+/// Adds a hash class to an App, or marks the class as used now. Returns false, and writes nothing, if the App would
+/// have too many classes or too much weight. Must be called in the transaction that stores a hash of the class, before
+/// the hash is stored.
 pub(in crate::store::postgres) async fn add_hash_class(
     transaction: &mut PgConnection,
     app: &AppId,

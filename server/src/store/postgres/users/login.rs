@@ -1,4 +1,5 @@
-//! Reads what a login needs, with one statement: the user, and the classes of the hashes of the App.
+//! Reads what a login needs, with one statement: the user, and the classes (kind and cost) of all password hashes of
+//! the App.
 
 use latchkey_crds::types::AppId;
 use time::OffsetDateTime;
@@ -38,10 +39,10 @@ impl PostgresStore {
     pub(super) async fn login_candidate(&self, app: &AppId, email: &Email) -> Result<LoginCandidate, StoreError> {
         let mut call = self.begin_call("user_by_email").await?;
         let (connection, deadline) = call.parts();
-        // The classes are those of the foreign hashes, and those of the hashes that servers made: these have no row in
-        // `hash_classes`. Only the parameters of the installation, and its earlier ones, occur among the hashes that
-        // servers made. Each step of the recursion finds the next parameters of the App with one read of the index
-        // `users_hash_parameters`, however many users there are.
+        // The classes of foreign hashes are in `hash_classes`. The classes of hashes that servers made are not: they
+        // are found in the hashes themselves. There are few of them, because servers use only the current and the
+        // earlier parameters of the installation. Each step of the recursion finds the next parameters of the App with
+        // one read of the index `users_hash_parameters`, however many users there are.
         let query = sqlx::query_as!(
             LoginRow,
             r#"

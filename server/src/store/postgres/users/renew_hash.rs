@@ -1,4 +1,5 @@
-//! Replaces a password hash, native or foreign, after a login, with one statement.
+//! Replaces a password hash after a login, with one statement. The old hash can be one that a server made, or an
+//! imported (foreign) one.
 
 use latchkey_crds::types::AppId;
 use tokio::time::timeout_at;

@@ -93,9 +93,9 @@ impl PostgresStore {
 impl Stores {
     /// Locks up to `max_accounts` expired accounts that were created by registration and have no identity, starting
     /// after a position. Deletes the locked accounts that have no live session. Disabled accounts stay. The rows are
-    /// locked from before the check in Redis until the commit. Therefore a concurrent confirmation comes before the
-    /// lock, and the account stays, or after the commit, and finds no account. Several servers can call this at the
-    /// same time.
+    /// locked from before the check in Redis until the commit. Therefore a concurrent confirmation either comes before
+    /// the lock, and the account stays, or comes after the commit, and finds no account. Several servers can call this
+    /// at the same time.
     pub async fn delete_unverified(
         &self,
         unverified: &UnverifiedExpiry,

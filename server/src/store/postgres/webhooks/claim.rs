@@ -1,4 +1,4 @@
-//! Claims due events under a lease.
+//! Claims events that are due for sending: the server gets a lease of each event.
 
 use std::time::Duration;
 

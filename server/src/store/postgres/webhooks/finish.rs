@@ -40,7 +40,8 @@ async fn finish(
     outcome: EventOutcome,
 ) -> Result<bool, sqlx::Error> {
     let mut transaction = connection.begin().await?;
-    // The state is changed before the event, because claims and the deletion of an App lock the rows in this order.
+    // The row of the webhook is changed before the row of the event, because claims and the deletion of an App lock the
+    // rows in this order.
     match &outcome {
         EventOutcome::Sent => change_state(&mut transaction, claimed, false, None).await?,
         EventOutcome::Failed { .. } | EventOutcome::GivenUp { .. } => {
@@ -122,8 +123,8 @@ async fn finish(
     Ok(true)
 }
 
-/// Counts a failure, or resets the count after a success. If a delivery succeeds after another success, as most
-/// deliveries do, the row is not written.
+/// Counts a failure in the row of the webhook, or resets the count after a success. If a delivery succeeds after
+/// another success, as most deliveries do, the row is not written.
 async fn change_state(
     connection: &mut PgConnection,
     claimed: &ClaimedEvent,

@@ -1,4 +1,5 @@
-//! What is known about the delivery of webhooks.
+//! The delivery states of webhooks: the failures in a row, the oldest event that is not delivered, and whether delivery
+//! is stopped.
 
 use std::collections::BTreeMap;
 
@@ -19,9 +20,9 @@ impl PostgresStore {
         let fingerprints: Vec<String> = webhooks.iter().map(|webhook| webhook.fingerprint.clone()).collect();
         let mut call = self.begin_webhook_call("delivery_states").await?;
         let (connection, deadline) = call.parts();
-        // No row is inserted for an App that is being deleted, and a deletion that begins later deletes the row. For
-        // the seconds in which servers have different documents of an App, each call resets the count of failures that
-        // another server has left.
+        // No row is inserted for an App that is being deleted. A deletion that begins later deletes the row. A changed
+        // fingerprint resets the failures. So for the seconds in which servers have different documents of an App, each
+        // call resets the failures that another server has counted.
         let seen = sqlx::query!(
             "INSERT INTO webhooks (app_id, name, fingerprint)
              SELECT * FROM unnest($1::text[], $2::text[], $3::text[]) AS wanted (app_id, name, fingerprint)

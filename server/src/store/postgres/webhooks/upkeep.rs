@@ -14,7 +14,7 @@ const BATCH: i64 = 5_000;
 const MAX_EVENTS: i64 = 1_000_000;
 
 impl PostgresStore {
-    /// Returns the webhooks of all Apps that have events or a state.
+    /// Returns every webhook, of any App, that has events or a row in `webhooks`.
     pub(crate) async fn stored_webhooks(&self) -> Result<Vec<WebhookKey>, StoreError> {
         let mut call = self.begin_webhook_call("stored_webhooks").await?;
         let (connection, deadline) = call.parts();
@@ -40,7 +40,7 @@ impl PostgresStore {
     }
 
     /// Deletes up to 5,000 events of a webhook that the App does not have any more, and returns how many. Events of the
-    /// last five minutes stay, and all events stay while another server has the webhook, because its document of the
+    /// last five minutes stay. All events stay while another server still has the webhook, because its document of the
     /// App may be newer.
     pub(crate) async fn delete_events_of_removed_webhook(&self, webhook: &WebhookKey) -> Result<u64, StoreError> {
         let mut call = self.begin_webhook_call("delete_removed_webhook").await?;
@@ -70,7 +70,7 @@ impl PostgresStore {
         Ok(call.end_call(deleted)?.rows_affected())
     }
 
-    /// Deletes up to 5,000 events of a webhook if the users of its App are deleted, and returns how many.
+    /// Deletes up to 5,000 events of a webhook if all users of its App have been deleted, and returns how many.
     pub(crate) async fn delete_events_of_deleted_app(&self, webhook: &WebhookKey) -> Result<u64, StoreError> {
         let mut call = self.begin_webhook_call("delete_events_of_app").await?;
         let (connection, deadline) = call.parts();
@@ -177,7 +177,8 @@ impl PostgresStore {
         Ok(call.end_call(given_up)?.rows_affected())
     }
 
-    /// Deletes up to 5,000 dummy events, which are never due. Returns how many were deleted.
+    /// Deletes up to 5,000 dummy events, and returns how many. A dummy event is never due: a registration with a known
+    /// address writes it only to take as long as one with a new address.
     pub(super) async fn delete_dummy_webhook_events(&self) -> Result<u64, StoreError> {
         let mut call = self.begin_webhook_call("delete_undeliverable").await?;
         let (connection, deadline) = call.parts();

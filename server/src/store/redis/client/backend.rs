@@ -11,7 +11,7 @@ use super::{
 };
 use crate::domain::ports::Replication;
 
-/// Clones share connections.
+/// The Redis servers behind a URL. Clones share connections.
 #[derive(Clone)]
 pub(super) enum Backend {
     Single(Arc<Node>),

@@ -61,7 +61,7 @@ struct RoutedCall {
     replication: Replication,
 }
 
-/// A command and its routing state.
+/// A command, and what decides to which node it is sent.
 struct RoutedCommand {
     /// The command's index in the call.
     index: usize,
@@ -242,7 +242,7 @@ impl Cluster {
         }
     }
 
-    /// Returns the command if a retry is harmless and can succeed. Otherwise returns the index of the command.
+    /// Returns `Ok` with the command if a retry is harmless and can succeed, otherwise `Err` with the command's index.
     fn prepare_retry(
         &self,
         node: &ServerAddress,

@@ -38,7 +38,7 @@ pub(super) struct RedisClient {
 
 #[derive(Default)]
 struct ClientState {
-    /// The URL, and its backend.
+    /// The URL that was last read, and its backend.
     backend: Option<(Zeroizing<String>, Backend)>,
     /// Whether the URL must be read again: since it was last read, a call has failed in a way that a new URL can fix,
     /// or the URL could not be used.

@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn a_key_has_the_slot_that_redis_computes() {
-        // Expected values from CLUSTER KEYSLOT.
+        // The expected slots are the results of CLUSTER KEYSLOT.
         for (key, slot) in [
             ("123456789", 12739),
             ("foo", 12182),

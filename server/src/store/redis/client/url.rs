@@ -23,7 +23,7 @@ pub(super) enum RedisUrl {
         primary_settings: Box<ConnectionInfo>,
     },
     Cluster {
-        /// Some of the nodes. They report the other nodes.
+        /// Some nodes of the cluster. They report the other nodes.
         seeds: Vec<ConnectionInfo>,
         /// The settings of every node; only the address differs.
         node_settings: Box<ConnectionInfo>,

@@ -1,5 +1,5 @@
-//! Authorization codes of clients, and used assertions. A code is a hash: what the user granted and, after the
-//! exchange, the session.
+//! Authorization codes of clients, and used assertions (JWTs with which clients authenticate). Redis stores a code as a
+//! hash with two fields: what the user granted and, after the exchange, the session.
 
 use aws_lc_rs::digest::{SHA256, digest};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
@@ -16,14 +16,16 @@ use crate::{
     store::stores::Stores,
 };
 
-/// How long an exchanged code is found, in seconds: a second exchange ends the session of the first one.
+/// How long Redis keeps a code after its exchange, in seconds. During this time, a second exchange is detected, and
+/// ends the session of the first exchange.
 const USED_CODE_SECONDS: u32 = 24 * 60 * 60;
 
 fn code_key(app: &AppId, key: &ClientCodeKey) -> String {
     format!("lk:{{{app}:{}}}:client-code", key.as_str())
 }
 
-/// The key of a used assertion. The newline separates the two texts, because a UID contains none.
+/// The Redis key of a used assertion. A newline separates UID and `jti` in the hashed text, because a UID contains no
+/// newline.
 fn assertion_key(app: &AppId, client_uid: &str, jti: &str) -> String {
     let hash = digest(&SHA256, format!("{client_uid}\n{jti}").as_bytes());
     format!("lk:{{{app}:{}}}:jti", URL_SAFE_NO_PAD.encode(hash))
@@ -91,9 +93,10 @@ impl ClientCodes for Stores {
     ) -> Result<bool, StoreError> {
         let mut command = redis::cmd("SET");
         command.arg(assertion_key(app, client_uid, jti)).arg(1).arg("NX");
-        // An assertion is accepted for some seconds after its end, which are less than the slack.
+        // An assertion is still accepted for some seconds after `expires_at`. The slack in the expiry of the key is
+        // longer.
         command.arg("EXAT").arg(self.redis.key_expiry(expires_at));
-        // After a failover that loses the key, whoever has seen the assertion could use it again.
+        // Waits for a replica: if a failover lost the key, anybody who has seen the assertion could use it again.
         let (stored, _) = self.redis.send_replicated(Operation::UseAssertion, command).await?;
         match stored {
             Value::Okay => Ok(true),

@@ -26,14 +26,16 @@ use crate::{
     store::stores::Stores,
 };
 
-/// The maximum number of listed sessions of one client per user (specification: OpenID provider, Client sessions).
+/// The maximum number of sessions with a refresh token that a user can have with one client (specification: OpenID
+/// provider, Client sessions).
 const MAX_SESSIONS_OF_CLIENT: u32 = 20;
 
 fn flag(value: bool) -> String {
     if value { "1" } else { "" }.to_owned()
 }
 
-/// Formats the claims of the ID token and of *userinfo*. Nothing else of the request is stored.
+/// Formats, as one field of the session, which claims the client requested for the ID token and for *userinfo*. Nothing
+/// else of `claims` is stored.
 fn claims_field(claims: &RequestedClaims) -> String {
     format!("{} {}", claims.id_token.bits(), claims.userinfo.bits())
 }

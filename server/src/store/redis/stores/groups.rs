@@ -14,13 +14,12 @@ use crate::domain::{
     user::UserId,
 };
 
-/// How long the groups of a user without a session are kept. They are stored although nobody needs them: a request that
-/// has read older groups in Postgres must find the newer ones, and not store the older ones. No request lasts this
-/// long.
+/// How long Redis stores the groups of a user without a session. Nobody needs them, but a request that has read older
+/// groups in Postgres must find the newer ones, and not store the older ones. No request lasts this long.
 const UNUSED_TTL_MILLIS: u64 = 5 * 60 * 1000;
 /// Separates the memberships. No name contains it, because names consist of printable characters.
 const SEPARATOR: char = '\n';
-/// Separates the name from the source, if there is a source.
+/// Separates the name of a group from the source of the membership. A membership by an administrator has no source.
 const SOURCE_SEPARATOR: char = '\t';
 
 /// Parses the fields of the user's hash. `None` if a field is missing or malformed.

@@ -1,4 +1,4 @@
-//! The ports of the domain over Redis: one file per kind of data.
+//! Implements ports of the domain with Redis, in one file per kind of data.
 
 mod client_codes;
 mod client_sessions;

@@ -27,11 +27,11 @@ const TTL_MILLIS: i64 = 24 * 60 * 60 * 1000;
 /// kind, without the client address. This maximum and the next two maxima prevent somebody from filling the table of
 /// audit events.
 const MAX_ROWS_PER_USER: i64 = 20;
-/// Maximum number of rows with a user in an App's quarter of an hour. Further refusals are counted in one row per kind,
-/// without user and client address.
+/// Maximum number of rows with a user that an App can have in a quarter of an hour. Further refusals are counted in one
+/// row per kind, without user and client address.
 const MAX_USER_ROWS: i64 = 2000;
-/// Maximum number of rows without a user in an App's quarter of an hour. Further refusals are counted in one row per
-/// kind, without the client address.
+/// Maximum number of rows without a user that an App can have in a quarter of an hour. Further refusals are counted in
+/// one row per kind, without the client address.
 const MAX_ANONYMOUS_ROWS: i64 = 200;
 /// Maximum number of queued refusals that are sent to Redis together.
 const BATCH_SIZE: usize = 64;

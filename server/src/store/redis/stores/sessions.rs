@@ -43,8 +43,8 @@ const RETIRED_TTL_MILLIS: u64 = 5 * 60 * 1000;
 /// detection).
 const MAX_LATE_RESPONSES: u32 = 5;
 const LATE_WINDOW_MILLIS: u32 = 24 * 60 * 60 * 1000;
-/// What a late response adds to a session's lateness. Each new generation subtracts one.
-/// docs/decisions/0026-late-refreshes.md derives this number and `MAX_LATENESS`.
+/// By how much a late response raises the lateness of a session (a count that reveals stolen refresh tokens). Each new
+/// generation lowers the lateness by one. docs/decisions/0026-late-refreshes.md derives this number and `MAX_LATENESS`.
 const LATENESS_STEP: u32 = 2;
 /// If a late response would raise the lateness above this maximum, the token is treated as stolen. If a user and a
 /// thief take turns, each new generation needs a late response, so the fourteenth late token ends the session.
@@ -118,7 +118,7 @@ fn parse_amr(text: &str) -> Option<Amr> {
     [Amr::Password, Amr::Code, Amr::Federated].into_iter().find(|amr| amr.as_str() == text)
 }
 
-/// `None` for a session of the App, and for a kind that only newer servers know.
+/// Parses the kind of a session. Returns `None` for a session of the App, and for a kind that only newer servers know.
 fn parse_kind(text: &str) -> Option<SessionKind> {
     [SessionKind::Browser].into_iter().find(|kind| kind.as_str() == text)
 }
@@ -128,7 +128,8 @@ fn kind_fields(kind: Option<SessionKind>) -> Vec<String> {
     match kind {
         None => Vec::new(),
         Some(kind @ SessionKind::Browser) => {
-            // The second `n` of the command replaces the first one, which is 1.
+            // The command sets the field `n` (the generation) twice. This second value replaces the first one, which is
+            // 1.
             let generation = NO_REFRESH_TOKEN.to_string();
             vec!["kind".to_owned(), kind.as_str().to_owned(), "n".to_owned(), generation]
         }

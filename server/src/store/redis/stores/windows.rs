@@ -15,7 +15,7 @@ const BUCKETS: i64 = 50;
 
 /// The reply of acquire.lua and check_limit.lua.
 pub(super) enum AcquireReply {
-    /// The use fits. acquire.lua counted it at this time by Redis's clock, in milliseconds.
+    /// No window is full. acquire.lua counted the use at this time by Redis's clock, in milliseconds.
     Counted(i64),
     /// The window with this index is full.
     Limited { window: usize, retry_after: Duration },

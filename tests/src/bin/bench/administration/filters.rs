@@ -12,7 +12,7 @@ use crate::measurements::{Bound, format_millis, histogram, micros_of, p99_ratio}
 
 const FEW_USERS: u32 = 10_000;
 const MANY_USERS: u32 = 1_000_000;
-/// Calls with each filter in each of the two Apps.
+/// Number of measured calls with each filter, in each of the two Apps.
 const CALLS: u32 = 1000;
 const WARM_UP_CALLS: u32 = 50;
 /// The size of a page if the call does not choose another.
@@ -140,9 +140,9 @@ impl Filter {
     /// The query of a call, with a random value, in an App with this number of users.
     fn query(self, users: u32) -> String {
         let number = rand::random_range(1..=users);
-        // A prefix with a number of two digits matches at least 110 users in both Apps: for example `u42`, `u420` to
-        // `u429`, and `u4200` to `u4299`; or ten users for each of the eleven names `Name 42` and `Name 420` to `Name
-        // 429`.
+        // A prefix with a number of two digits matches at least 110 users. In the App with few users, the email prefix
+        // `u42` matches the users `u42`, `u420` to `u429`, and `u4200` to `u4299`. The name prefix `name 42` matches
+        // ten users for each of the eleven names `Name 42` and `Name 420` to `Name 429`.
         let digits = rand::random_range(10..100);
         match self {
             Self::Email => format!("email=u{number}%40example.com"),

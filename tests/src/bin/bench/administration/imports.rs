@@ -1,4 +1,4 @@
-//! Imports compared with bare INSERTs, and logins during imports.
+//! Imports through the server compared with plain INSERTs into Postgres, and logins during imports.
 
 use std::{
     sync::{
@@ -29,16 +29,16 @@ const WARM_UP_BATCHES: u32 = 5;
 const BCRYPT_COST: u32 = 10;
 /// The class (algorithm and cost) of the bcrypt hashes, as the server stores it.
 const HASH_CLASS: &str = "bcrypt$10";
-/// The appID of the users that are inserted. No App has it.
+/// The appID of the users that are inserted with INSERT. No App has this appID.
 const APP_ID_OF_INSERTS: &str = "bare-inserts";
-/// Minimum rate of imports, relative to the rate of bare INSERTs.
+/// Minimum rate of imports, relative to the rate of plain INSERTs.
 const MIN_RATE: f64 = 0.5;
 /// Rate of the logins to the App of the import, in logins per second. Each of these logins also checks a bcrypt hash on
 /// one thread. The rate is about a third of what the server can do.
 const IMPORTED_RATE: u32 = 6;
 /// Rate of the logins to another App, in logins per second: a small part of what two cores can do.
 const OTHER_RATE: u32 = 25;
-/// Rounds of logins, each first without and then during an import.
+/// Number of rounds. Each round measures logins first without and then during an import.
 const ROUNDS: u32 = 3;
 /// Duration of the logins in one round, without the import and again during the import.
 const ROUND_TIME: Duration = Duration::from_secs(8);
@@ -56,7 +56,7 @@ const INSERT: &str = "
     FROM unnest($2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[])
         AS new (id, external_id, email, name, password_hash)";
 
-/// Compares the rate of imports with the rate of bare INSERTs. Imports and INSERTs alternate.
+/// Compares the rate of imports with the rate of plain INSERTs. Imports and INSERTs alternate.
 pub(super) async fn compare_with_inserts(service: &Service) -> Result<Bound> {
     let app = service.apps.imported.id();
     let mut administrator = service.administrator().await?;
@@ -84,9 +84,9 @@ pub(super) async fn compare_with_inserts(service: &Service) -> Result<Bound> {
     let ratio = imports / inserts;
     println!("users per second, in batches of {BATCH}");
     println!("  imported                      {imports:.0}");
-    println!("  inserted by bare INSERTs      {inserts:.0}\n");
+    println!("  inserted by plain INSERTs     {inserts:.0}\n");
     Ok(Bound::new(
-        format!("imports have at least {MIN_RATE} times the rate of bare INSERTs: {ratio:.2}"),
+        format!("imports have at least {MIN_RATE} times the rate of plain INSERTs: {ratio:.2}"),
         ratio >= MIN_RATE,
     ))
 }

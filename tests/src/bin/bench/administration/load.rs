@@ -17,7 +17,7 @@ use crate::{
 
 /// Number of clients that log in at a fixed rate.
 pub(super) const SCHEDULED_CLIENTS: u32 = 8;
-/// The latency of a login that failed. It is longer than any other latency.
+/// The latency that is recorded for a login that failed. It is longer than that of any successful login.
 const FAILED: Duration = Duration::from_secs(60);
 
 /// Successful logins per second of clients that send each request after the response to the previous one.

@@ -16,7 +16,7 @@ use crate::{
 
 /// Number of events for the dead receiver.
 const EVENTS: i32 = 100_000;
-/// Rounds, each first without and then with the events.
+/// Number of rounds. Each round measures mails first without and then with the waiting events.
 const ROUNDS: u32 = 3;
 /// Number of mails in one round without the events, and again with them.
 const MAILS: u32 = 400;
@@ -91,7 +91,7 @@ async fn add_events(connection: &mut PgConnection, app: &str) -> Result<()> {
     sqlx::query(INSERT_EVENTS).bind(app).bind(DEAD_WEBHOOK).bind(EVENTS).execute(&mut *connection).await?;
     // Updates the statistics. If the events had been written over some time, autovacuum would have done this.
     sqlx::raw_sql("ANALYZE webhook_events").execute(&mut *connection).await?;
-    // Notifies the server, because the round can be shorter than the time between two polls of the queue.
+    // Notifies the server, because a round of measurements can be shorter than the time between two polls of the queue.
     sqlx::query("SELECT pg_notify('latchkey_webhooks', $1 || '/' || $2)")
         .bind(app)
         .bind(DEAD_WEBHOOK)

@@ -24,7 +24,7 @@ const CLIENTS: u32 = ORDINARY_CLIENTS + STORM_CLIENTS;
 const LOGIN_TIME: Duration = Duration::from_secs(10);
 /// Maximum additional memory of the server, compared with its peak under logins only.
 const MAX_GROWTH_MIB: f64 = 4.0;
-/// Further memory that a check of the scrypt hash needs.
+/// Memory that a check of the scrypt hash needs, in addition to the memory of other logins.
 const SCRYPT_MIB: f64 = 128.0;
 /// Number of concurrent logins to the App with a scrypt hash.
 const SCRYPT_LOGINS: u32 = 4;
@@ -34,14 +34,14 @@ pub(super) struct PeakMemory {
     pid: u32,
     /// The peak under logins only, in MiB.
     logins_only: f64,
-    /// The peak after the last part, in MiB.
+    /// The peak after the last recorded part of the benchmark, in MiB.
     latest: f64,
 }
 
 // === impl PeakMemory ===
 
 impl PeakMemory {
-    /// Logs in, and records the peak.
+    /// Logs in for [`LOGIN_TIME`], and records the peak memory.
     pub(super) async fn start(service: &Service) -> Result<Self> {
         let pid = service.stack.server().pid().context("the server runs")?;
         let rate = login_rate(service.public(), service.apps.ordinary.id(), CLIENTS, LOGIN_TIME).await?;
@@ -50,7 +50,7 @@ impl PeakMemory {
         Ok(Self { pid, logins_only: peak, latest: peak })
     }
 
-    /// Records and prints the peak after a part.
+    /// Records and prints the peak after a part of the benchmark.
     pub(super) fn record(&mut self, part: &str) -> Result<()> {
         self.latest = peak_resident_mib(self.pid)?;
         println!("peak memory after {part}: {:.1} MiB ({:+.1} MiB)\n", self.latest, self.growth());

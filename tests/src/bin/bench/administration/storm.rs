@@ -25,7 +25,7 @@ use crate::{
     measurements::Bound,
 };
 
-/// The cost of the bcrypt hashes. A check takes as long as 16 native hashes.
+/// The cost of the bcrypt hashes. A check of one takes as long as 16 hashes with the server's own algorithm (Argon2).
 const BCRYPT_COST: u32 = 12;
 /// Number of clients of the storm, each with its own client address and user.
 pub(super) const STORM_CLIENTS: u32 = 64;
@@ -35,13 +35,14 @@ pub(super) const ORDINARY_CLIENTS: u32 = 8;
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Pause before a new connection.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(100);
-/// Rounds, each first without and then during the storm.
+/// Number of rounds. Each round measures logins first without and then during the storm.
 const ROUNDS: u32 = 4;
 /// Duration of the logins in one round, without the storm and again during the storm.
 const ROUND_TIME: Duration = Duration::from_secs(5);
 /// Time until the storm has filled the queue.
 const FILL_TIME: Duration = Duration::from_secs(2);
-/// Time until the queue has no jobs of the storm: a job must start within 2 s, and then takes less than a second.
+/// Time until the hashing queue has no jobs of the storm: a job must start within 2 s, and then takes less than a
+/// second.
 const DRAIN_TIME: Duration = Duration::from_secs(3);
 /// Minimum rate of logins during the storm, relative to the rate without it.
 const MIN_RATE: f64 = 0.4;
@@ -49,16 +50,16 @@ const MIN_RATE: f64 = 0.4;
 /// The responses to the storm.
 #[derive(Default)]
 struct StormCounts {
-    /// 401: the hash was checked.
+    /// Number of 401 responses: the server checked the password hash.
     checked: AtomicU32,
-    /// 503: the login was refused.
+    /// Number of 503 responses: the server refused the login without a check.
     refused: AtomicU32,
     other: AtomicU32,
 }
 
 /// Compares the rate of logins during the storm with the rate without it. Both Apps are in one namespace.
 ///
-/// The storm sends wrong passwords: each such login costs one native hash and one bcrypt hash. A login with the right
+/// The storm sends wrong passwords: each such login costs one Argon2 hash and one bcrypt hash. A login with the right
 /// password of an imported user costs the same, but only once, because it replaces the bcrypt hash.
 pub(super) async fn run(service: &Service) -> Result<Bound> {
     let users = Batch::new(usize::try_from(STORM_CLIENTS)?, || bcrypt_hash(BCRYPT_COST));

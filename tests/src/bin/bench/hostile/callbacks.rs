@@ -5,7 +5,7 @@
 //! another App by password.
 //!
 //! Attacks the permits for provider calls: one client must not get all permits, and must not cause more calls than its
-//! share.
+//! limit allows.
 
 use std::{convert::Infallible, net::SocketAddr, time::Duration};
 
@@ -25,7 +25,7 @@ use crate::{
     measurements::Bound,
 };
 
-/// Twice the permits that a Provider has.
+/// Number of concurrent loops: twice the number of permits of a Provider.
 const IN_FLIGHT: u32 = 64;
 const SOCIAL_USERS: u32 = 4;
 /// The number of the first social user's client address. The client addresses of users who log in by password have

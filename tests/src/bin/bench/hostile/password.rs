@@ -7,7 +7,7 @@
 //! send it to *register*. Each of the four changes its client address after a hundred requests, the default limit for
 //! one client address.
 //!
-//! Attacks the bound on the cost of password validation: less than one password hash.
+//! Attacks the bound on the cost of password validation: it must cost less than one password hash.
 
 use std::{convert::Infallible, net::SocketAddr, time::Duration};
 

@@ -18,7 +18,7 @@ const DURATION: Duration = Duration::from_secs(30);
 /// Maximum p99 of `authorize`, relative to the p99 of a read of the JWKS document.
 const MAX_RATIO: f64 = 3.0;
 
-/// Measures the only user of a contestant.
+/// Compares authorization requests of the contestant's only user with reads of the App's JWKS document.
 pub(super) async fn compare(contestant: Contestant, app: &str) -> Result<Bound> {
     let mut user = contestant.into_user().context("there is a user")?;
     let server = user.server();

@@ -1,4 +1,4 @@
-//! The refreshes of an App's own sessions, with Clients and without.
+//! Refreshes of sessions that were opened through the JSON API, in an App with Clients and in an App without.
 
 use std::{
     net::SocketAddr,
@@ -20,7 +20,7 @@ const ROUND_TIME: Duration = Duration::from_millis(1500);
 /// Minimum rate of refreshes of an App with pages and Clients, relative to an App that has neither.
 const MIN_RATIO: f64 = 0.95;
 
-/// The sessions of an App.
+/// The sessions of an App, one for each of [`IN_FLIGHT`] clients.
 struct Sessions<'a> {
     app: &'a str,
     clients: Vec<Client>,

@@ -29,12 +29,12 @@ use crate::{
     measurements::{Bound, Throughput, join_clients},
 };
 
-/// The realm of Keycloak, and the ID of the client at the peers.
+/// The name of Keycloak's realm, and the client ID at Dex and Keycloak.
 const NAME: &str = "bench";
-/// The scopes of exchanges.
+/// The scopes that an exchange requests.
 const SCOPE: &str = "openid profile email";
-/// The scopes at Latchkey of sessions that are refreshed. A `web` Client gets no refresh token without
-/// `offline_access`. Keycloak returns a refresh token for every session.
+/// The scopes that are requested at Latchkey for a session that is refreshed later. A `web` Client gets no refresh
+/// token without `offline_access`. Keycloak returns a refresh token for every session.
 const REFRESH_SCOPE: &str = "openid profile email offline_access";
 
 /// A provider with logged-in users, and its measurements.
@@ -53,7 +53,7 @@ pub(super) enum Peer {
     Missing(String),
 }
 
-/// Logs in users at Latchkey's pages, and opens a session of the client for each.
+/// Logs in users at Latchkey's pages, and opens a session of the client for each user.
 pub(super) async fn sign_in_users(
     name: &'static str,
     stack: &Stack,
@@ -150,7 +150,8 @@ fn new_secret() -> String {
 // === impl Contestant ===
 
 impl Contestant {
-    /// Exchanges a code for each user, and opens its session if the provider is compared in refreshes.
+    /// Exchanges a code for each user. If the provider is compared in refreshes, also opens the session that each user
+    /// refreshes.
     async fn new(
         name: &'static str,
         mut users: Vec<ProviderUser>,
@@ -174,7 +175,7 @@ impl Contestant {
         self.users.iter().all(ProviderUser::has_session)
     }
 
-    /// Runs all operations, and forgets their measurements.
+    /// Runs all operations, and discards their measurements.
     pub(super) async fn warm_up(&mut self, duration: Duration) -> Result<()> {
         self.run(Operation::Exchange, duration).await?;
         if self.can_refresh() {

@@ -44,7 +44,7 @@ pub(super) struct ProviderUser {
     cookies: String,
     scope: &'static str,
     connection: Option<Connection>,
-    /// The refresh token of the session that is refreshed.
+    /// The refresh token of the session that [`Self::open_session`] opened.
     refresh_token: Option<String>,
 }
 
@@ -149,7 +149,7 @@ impl ProviderUser {
         bail!("more than {MAX_REDIRECTS} redirects, the last to {path}")
     }
 
-    /// Opens the session that is refreshed.
+    /// Opens the session that `refresh` refreshes.
     pub(super) async fn open_session(&mut self, scope: &str) -> Result<()> {
         let tokens = self.exchange(scope).await?;
         self.refresh_token = Some(tokens.refresh_token.context("the provider returns no refresh token")?);

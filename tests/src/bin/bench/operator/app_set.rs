@@ -42,7 +42,7 @@ pub(crate) fn has_condition(app: &app::App, type_: ConditionType, wanted: Condit
 // === impl AppSet ===
 
 impl AppSet {
-    /// With `with_pages`, the Apps can have Clients.
+    /// With `with_pages`, the Apps have hosted pages, which their Clients need.
     pub(crate) fn new(install: &Installation<'_>, apps: usize, with_pages: bool) -> Self {
         let make = |(number, tenant): (usize, &String)| {
             let app = App::with_id(&format!("app-{number}"));

@@ -51,8 +51,8 @@ pub(super) async fn measure(apps: usize) -> Result<Vec<Bound>> {
         paged.measure(&stack).await?;
     }
     let mut bounds = Vec::new();
-    type Moment = fn(&Memory) -> u64;
-    let moments: [(&str, Moment); 2] =
+    type MemoryField = fn(&Memory) -> u64;
+    let moments: [(&str, MemoryField); 2] =
         [("after the start", |memory| memory.started), ("after one request for each App", |memory| memory.used)];
     for (when, of) in moments {
         let (plain, paged) = (plain.median(of), paged.median(of));

@@ -16,7 +16,7 @@ use crate::{
 
 /// Numbers of concurrent requests.
 const IN_FLIGHT: [u32; 3] = [1, 8, 64];
-/// Rounds for each number of requests in flight.
+/// Number of rounds for each number of requests in flight.
 const ROUNDS: u32 = 4;
 const ROUND_TIME: Duration = Duration::from_secs(2);
 /// Minimum rate of reads of the login page, relative to reads of the JWKS document.

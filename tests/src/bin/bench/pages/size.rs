@@ -13,7 +13,7 @@ use crate::{
 
 /// Maximum size of all responses together, in bytes, with headers and without compression.
 const MAX_BYTES: usize = 30_000;
-/// Without the script. It is deferred, and the page does not need it.
+/// Maximum number of requests, without the request for the script: it is deferred, and the page does not need it.
 const MAX_REQUESTS: usize = 3;
 const MAX_SCRIPTS: usize = 1;
 

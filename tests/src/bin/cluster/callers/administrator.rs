@@ -31,7 +31,7 @@ pub(crate) struct AdministratorArgs {
 /// The number of new connections for the calls with each token of an ended session. The Service chooses a server for
 /// each connection at random, so the probability that one of two servers gets none of them is 2^-19.
 const NEW_CONNECTIONS: usize = 20;
-/// Small enough that the few users of the App need several pages.
+/// Size of a page of the list of users: so small that the few users of the App need several pages.
 const PAGE: u32 = 2;
 
 struct Administrator<'a> {

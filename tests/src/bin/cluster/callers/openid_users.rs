@@ -25,7 +25,7 @@ pub(crate) struct OpenidUsersArgs {
     /// URL of the provider.
     #[arg(long)]
     provider: Url,
-    /// IP address of the proxy in front of both.
+    /// IP address of the proxy in front of the application and the provider.
     #[arg(long)]
     front: IpAddr,
 }

@@ -23,29 +23,31 @@ use crate::{
 /// The label of the pods that the NetworkPolicy allows to call the administration API.
 const CALLER_LABEL: &str = "calls-administration";
 
-/// ServiceAccounts. The importer has the name that docs/import.md uses.
+/// The names of the ServiceAccounts that call the administration API. The importer has the name that docs/import.md
+/// uses.
 const ADMINISTRATOR: &str = "backoffice";
 const IMPORTER: &str = "importer";
 const CONSUMER: &str = "sync";
 const UNLISTED: &str = "unlisted";
 
-/// The events of the App. Only the administrator causes such events. Sessions are not among them, because the load logs
-/// in all the time.
+/// The types of the events that the App's webhooks deliver. Only the administrator causes such events. Events of
+/// sessions are not delivered, because the load logs in all the time.
 const EVENTS: [&str; 4] = ["user.created", "user.password_changed", "user.disabled", "user.deleted"];
-/// The events of the App into which the users of Keycloak are imported.
+/// The types of the events that are delivered for the App into which the users of Keycloak are imported.
 const IMPORT_EVENTS: [&str; 2] = [IMPORTED, "session.created"];
 const IMPORTED: &str = "users.imported";
 
 /// Limit for the delivery of events, and for the report of a server about a webhook, which it makes every 10 s.
 const EVENT_LIMIT: Duration = Duration::from_secs(300);
-/// The maximum number of events in an error.
+/// The maximum number of events that an error message lists.
 const MAX_PRINTED: usize = 10;
 
 /// The events that the step causes.
 struct ExpectedEvents {
     /// The events about one user.
     of_users: Vec<Event>,
-    /// The number of imported users. Each batch of the import has an event, which counts its users.
+    /// The number of imported users. Each batch of the import causes one event, which contains the number of the
+    /// batch's users.
     imported: u64,
 }
 
@@ -170,8 +172,8 @@ impl ClusterTest<'_> {
 
     /// Asserts that the receiver has got these events and no other, each of them once. Returns their number.
     ///
-    /// A webhook delivers an event at least once. It delivers an event again only if it does not learn that the
-    /// receiver has accepted it. This test causes no such fault, so here each id arrives once.
+    /// A webhook delivers an event at least once. The webhook delivers an event again only if no response says that the
+    /// receiver has accepted the event. This test causes no such fault, so here each id arrives once.
     async fn check_received_events(&self, expected: &ExpectedEvents) -> Result<usize> {
         let log = self.cluster.pods(TOOLS_NAMESPACE).logs("receiver", &LogParams::default()).await?;
         let invalid: Vec<_> = log.lines().filter(|line| line.contains(receiver::INVALID)).take(MAX_PRINTED).collect();

@@ -27,7 +27,7 @@ pub const RIGHT: Right = Right::Read;
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "UserGroupsResponse")]
 pub struct UserGroupsResponse {
-    /// By `name`, byte by byte. A group is listed once for each source.
+    /// Sorted by the bytes of `name`. A group with several sources is listed once for each source.
     pub groups: Vec<UserGroup>,
 }
 

@@ -31,7 +31,7 @@ use crate::{
 
 pub const RIGHT: Right = Right::FetchEvents;
 
-/// How long an event belongs to the consumer that fetched it.
+/// How long a fetched event is not returned again, so that its consumer has time to process it.
 const LEASE: Duration = Duration::from_secs(60);
 /// How often a waiting call looks for events if it gets no notification.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);

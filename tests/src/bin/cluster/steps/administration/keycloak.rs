@@ -1,4 +1,4 @@
-//! The users of a Keycloak move into their own App, and log in with their old passwords.
+//! The users of a Keycloak server are imported into their own App, and log in with their old passwords.
 
 use std::time::Duration;
 
@@ -25,10 +25,10 @@ pub(super) const APP_ID: &str = "cluster-test-moved";
 /// The export that the test imports without `--keycloak-export`.
 const FIXTURE: &str = "import/tests/fixtures/keycloak/shop-realm-and-users.json";
 
-/// Limit for the logins, without the time for each user.
+/// Time limit for all logins together, to which [`LIMIT_PER_LOGIN`] is added for each user.
 const LOGINS_LIMIT: Duration = Duration::from_secs(180);
 /// Additional time for the login of each user, which checks a hash of each kind and makes a new one: for the kinds of a
-/// large export, this is the CPU time of about four native hashes.
+/// large export, this is the CPU time of about four of the server's own Argon2 hashes.
 const LIMIT_PER_LOGIN: Duration = Duration::from_millis(500);
 /// Limit for the deletion of the App with its users. The operator waits two minutes before it frees an appID.
 const DELETION_LIMIT: Duration = Duration::from_secs(600);
