@@ -20,7 +20,7 @@ use crate::{
             authorize::{AuthorizationAttempt, AuthorizationOutcome, authorize},
             par::{self, find_request},
         },
-        pages::{CarriedRequest, ShownConsent, Target, Transaction},
+        pages::{CarriedRequest, ShownConsent, Target, Transaction, find_session},
         redirect::{ParameterLocation, RedirectTarget},
     },
     http::{
@@ -163,15 +163,15 @@ async fn decide<S: Ports>(
     checked: &CheckedRequest,
     allowed: Option<&ShownConsent>,
 ) -> Result<AuthorizationOutcome, Problem> {
-    let session = page.session().await?;
     let attempt = AuthorizationAttempt {
         request: &checked.request,
         request_uri: checked.carried.request_uri.as_deref(),
-        session: session.as_ref(),
         login: checked.carried.login,
         allowed,
     };
-    Ok(authorize(page.call(), attempt).await?)
+    let cookie = page.session_cookie()?;
+    let session = cookie.as_ref().map(|cookie| find_session(page.call(), cookie));
+    Ok(authorize(page.call(), attempt, session).await?)
 }
 
 /// Redirects to a page that later leads back to `authorize` with the `tx`.

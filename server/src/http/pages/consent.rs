@@ -30,11 +30,10 @@ pub(super) async fn show<S: Ports>(page: &Page<'_, S>) -> Result<Response, Probl
     let attempt = AuthorizationAttempt {
         request,
         request_uri: checked.carried.request_uri.as_deref(),
-        session: session.as_ref(),
         login: checked.carried.login,
         allowed: None,
     };
-    let AuthorizationStep::ConsentNeeded(session) = decide(page.call(), attempt).await? else {
+    let AuthorizationStep::ConsentNeeded(session) = decide(page.call(), attempt, session.as_ref()).await? else {
         return redirect_with_request(page, &checked, PageRoute::Authorize, None);
     };
     let shown = CarriedRequest { shown: Some(shown_consent(request, session)), ..checked.carried.clone() };

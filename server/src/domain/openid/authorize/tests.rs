@@ -31,7 +31,7 @@ use crate::{
             scope::Scopes,
         },
         pages::SessionCookie,
-        ports::{AcquireError, NewConsent, RateLimitPermit, StoredConsent},
+        ports::{NewConsent, RateLimitPermit, StoredConsent},
         rate_limits::{RateLimitCheck, RateLimited},
         session::{Amr, NO_REFRESH_TOKEN, Profile, Session, SessionId},
         user::{Epoch, UserId},
@@ -310,11 +310,11 @@ impl Scenario {
         let attempt = AuthorizationAttempt {
             request: &request,
             request_uri: self.request_uri,
-            session: self.session.as_ref(),
             login: self.login,
             allowed: shown.as_ref().filter(|_| self.allows),
         };
-        authorize(call, attempt).await
+        let session = self.session.clone().map(|session| async { Ok(Some(session)) });
+        authorize(call, attempt, session).await
     }
 
     async fn outcome(&self) -> AuthorizationOutcome {
