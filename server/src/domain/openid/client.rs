@@ -57,7 +57,8 @@ pub enum ClientAuthentication {
 /// The SHA-256 of the secrets of a client.
 pub struct ClientSecrets {
     current: SecretDigest,
-    previous: Option<PreviousDigest>,
+    /// Boxed, because few clients have one.
+    previous: Option<Box<PreviousDigest>>,
 }
 
 type SecretDigest = [u8; 32];
@@ -221,10 +222,10 @@ impl ClientAuthentication {
                 current: parse_digest(sha256)?,
                 previous: match previous {
                     None => None,
-                    Some(previous) => Some(PreviousDigest {
+                    Some(previous) => Some(Box::new(PreviousDigest {
                         digest: parse_digest(&previous.sha256)?,
                         expires_at: previous.expires_at,
-                    }),
+                    })),
                 },
             })),
             RenderedClientAuthentication::PrivateKeyJwt { jwks } => {
