@@ -69,6 +69,8 @@ const MAX_EVALUATIONS: usize = 3;
 /// A comparison that has taken longer than this ends undecided, unless it is blurred (its interval is too wide) or its
 /// median is beyond the bound: on a busy machine, more pairs do not help.
 const LONG_COMPARISON: Duration = Duration::from_secs(12);
+/// Time limit for a mail. The server first delivers the mails of the comparisons before, which are hundreds.
+const MAIL_LIMIT: Duration = Duration::from_secs(180);
 const MAX_COMPARISONS: usize = 19;
 /// Number of pairs that is enough to find a difference as great as the time of a hash.
 const DIFFERENCE_PAIRS: usize = 60;
@@ -265,8 +267,7 @@ impl TimingTest {
         let client = self.stack.client();
         let app = self.app.id();
         client.register(app, "Ada Lovelace", &address, PASSWORD).await.expect(StatusCode::OK);
-        let limit = Duration::from_secs(30);
-        let mail = self.stack.mails().wait_for(|mail| mail.is_to(&address), limit).await;
+        let mail = self.stack.mails().wait_for(|mail| mail.is_to(&address), MAIL_LIMIT).await;
         if verified {
             client.confirm(app, &mail.code()).await.expect(StatusCode::OK);
         }

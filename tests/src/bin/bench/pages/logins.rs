@@ -19,8 +19,8 @@ use crate::{
 
 /// Number of rounds. The order of the two kinds of logins alternates from round to round, so that a drift of the
 /// machine's speed affects both kinds.
-const ROUNDS: u32 = 6;
-const ROUND_TIME: Duration = Duration::from_secs(4);
+const ROUNDS: u32 = 20;
+const ROUND_TIME: Duration = Duration::from_secs(3);
 /// Number of concurrent logins.
 const IN_FLIGHT: u32 = 8;
 /// Minimum rate of logins through pages, relative to logins through the JSON API.
