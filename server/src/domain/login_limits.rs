@@ -1,5 +1,7 @@
 //! The rate limits of calls that check a password.
 
+use futures::join;
+
 use super::{
     audit::RefusalKind,
     call::Call,
@@ -17,8 +19,16 @@ pub(super) async fn acquire_login_limits<S: RateLimits + PasswordHasher + AuditL
     account: &AccountKey,
     user: Option<UserId>,
 ) -> Result<RateLimitPermit, CommonError> {
-    let attempt = acquire_login_attempt_limit(call, account, user).await?;
-    match acquire_login_failure_limits(call, account, user).await {
+    call.stores.check_capacity(call.app, call.client_address())?;
+    // These calls do not depend on each other. If they run concurrently, they take the time of one round trip to Redis.
+    let is_known = call.stores.is_known_client(call.app_id(), account, call.client_address());
+    let (attempt, is_known) = join!(acquire_attempt_limit(call, account, user), is_known);
+    let attempt = attempt?;
+    let failures = match is_known {
+        Ok(is_known) => acquire_failure_limits(call, account, user, is_known).await,
+        Err(error) => Err(error.into()),
+    };
+    match failures {
         Ok(permit) => Ok(permit),
         Err(error) => {
             // A request that one limit rejects does not count toward the other limits.
@@ -35,8 +45,7 @@ pub(super) async fn acquire_login_attempt_limit<S: RateLimits + PasswordHasher +
     user: Option<UserId>,
 ) -> Result<RateLimitPermit, CommonError> {
     call.stores.check_capacity(call.app, call.client_address())?;
-    let checks = rate_limits::logins(call.app, call.client_address());
-    call.stores.acquire(call.app_id(), checks).await.map_err(|error| count_limited_login(call, account, user, error))
+    acquire_attempt_limit(call, account, user).await
 }
 
 /// Acquires the rate limits on wrong passwords. The use case releases the permit if the password was right or was not
@@ -47,6 +56,25 @@ pub(super) async fn acquire_login_failure_limits<S: RateLimits + AuditLog>(
     user: Option<UserId>,
 ) -> Result<RateLimitPermit, CommonError> {
     let is_known = call.stores.is_known_client(call.app_id(), account, call.client_address()).await?;
+    acquire_failure_limits(call, account, user, is_known).await
+}
+
+async fn acquire_attempt_limit<S: RateLimits + AuditLog>(
+    call: Call<'_, S>,
+    account: &AccountKey,
+    user: Option<UserId>,
+) -> Result<RateLimitPermit, CommonError> {
+    let checks = rate_limits::logins(call.app, call.client_address());
+    call.stores.acquire(call.app_id(), checks).await.map_err(|error| count_limited_login(call, account, user, error))
+}
+
+/// `is_known`: whether the client address is known to the account.
+async fn acquire_failure_limits<S: RateLimits + AuditLog>(
+    call: Call<'_, S>,
+    account: &AccountKey,
+    user: Option<UserId>,
+    is_known: bool,
+) -> Result<RateLimitPermit, CommonError> {
     let checks = rate_limits::login_failures(call.app, call.client_address(), account, is_known);
     call.stores.acquire(call.app_id(), checks).await.map_err(|error| count_limited_login(call, account, user, error))
 }

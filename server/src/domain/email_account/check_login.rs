@@ -106,16 +106,12 @@ impl CheckedLogin {
         open: impl Future<Output = Result<Option<T>, CommonError>>,
     ) -> Result<T, LoginError> {
         let release = call.stores.release(call.app_id(), self.failure_permit);
+        let remember = call.stores.remember_client(call.app_id(), &self.account, call.client_address());
         // These calls do not depend on each other. If they run concurrently, they take the time of one round trip to
         // Redis.
-        let ((), opened) = join!(release, open);
-        let opened = match opened? {
-            Some(opened) => opened,
-            // The password was right, but the epoch has risen since the user was read, for example by a reset.
-            None => return Err(LoginError::InvalidCredentials),
-        };
-        call.stores.remember_client(call.app_id(), &self.account, call.client_address()).await;
-        Ok(opened)
+        let ((), (), opened) = join!(release, remember, open);
+        // The password was right, but the epoch can have risen since the user was read, for example by a reset.
+        opened?.ok_or(LoginError::InvalidCredentials)
     }
 }
 
