@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kube::{ResourceExt, core::DeserializeGuard, runtime::controller::Action};
+use kube::{ResourceExt, core::DeserializeGuard};
 use latchkey_crds::{
     app::{App, AppStatus},
     conditions::Reason,
@@ -26,6 +26,7 @@ use crate::{
     },
     client::{self, gather::AppClients},
     context::Context,
+    controller::Action,
     error::Error,
     gather,
     panics::Panicked,

@@ -30,6 +30,7 @@ mod render;
 mod report_throttle;
 mod run;
 mod run_cache;
+mod schedule;
 mod spans;
 mod status;
 mod telemetry;

@@ -40,7 +40,7 @@ impl RateLimiter {
         let mut reservations = self.0.lock();
         if let Some(slot) = reservations.by_object.get(object).copied() {
             if slot <= now {
-                reservations.by_object.remove(object);
+                reservations.remove(object);
                 return Ok(());
             }
             return Err(slot - now);
@@ -52,7 +52,7 @@ impl RateLimiter {
         if slot <= now {
             return Ok(());
         }
-        // Drops the reservations of objects that did not call again.
+        // Drops the expired reservations: no write of their objects was tried again.
         reservations.by_object.retain(|_, slot| now.saturating_duration_since(*slot) < RESERVATION_TTL);
         reservations.by_object.insert(object.to_owned(), slot);
         Err(slot - now)
@@ -60,7 +60,19 @@ impl RateLimiter {
 
     /// Drops the reservation of an object that has nothing to write any more.
     pub(crate) fn cancel(&self, object: &str) {
-        self.0.lock().by_object.remove(object);
+        self.0.lock().remove(object);
+    }
+}
+
+// === impl Reservations ===
+
+impl Reservations {
+    fn remove(&mut self, object: &str) {
+        self.by_object.remove(object);
+        if self.by_object.is_empty() {
+            // Thousands of objects may have waited.
+            self.by_object.shrink_to_fit();
+        }
     }
 }
 

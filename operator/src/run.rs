@@ -32,7 +32,7 @@ use crate::{
     report_throttle::ReportThrottle,
     spans::TraceLayer,
     telemetry,
-    watch::{self, ClusterState, QueueReceivers, ReconcileQueue},
+    watch::{self, ClusterState, NamespacedName, QueueReceivers, ReconcileQueue},
     written_statuses::WrittenStatuses,
 };
 
@@ -204,16 +204,18 @@ async fn run_controllers(context: Arc<Context>, queue: QueueReceivers, health: &
     // about all its Clients.
     while queue.client_changes.try_pop().is_some() {}
     context.reconcile_queue.enqueue_everything(&context.objects);
-    let (apps, providers) = (context.objects.apps.clone(), context.objects.providers.clone());
-    let clients = context.objects.clients.clone();
+    let objects = &context.objects;
+    let get_app = |app: &NamespacedName| objects.apps.get(&app.object_ref());
+    let get_provider = |provider: &NamespacedName| objects.providers.get(&provider.object_ref());
+    let get_client = |client: &NamespacedName| objects.clients.get(client).map(Arc::new);
     tokio::join!(
-        controller::run("app", app::reconcile, app::report_panic, &context, apps, queue.apps, stop),
+        controller::run("app", app::reconcile, app::report_panic, &context, get_app, queue.apps, stop),
         controller::run(
             "provider",
             provider::reconcile::reconcile,
             provider::reconcile::report_panic,
             &context,
-            providers,
+            get_provider,
             queue.providers,
             stop,
         ),
@@ -222,7 +224,7 @@ async fn run_controllers(context: Arc<Context>, queue: QueueReceivers, health: &
             client::reconcile::reconcile,
             client::reconcile::report_panic,
             &context,
-            clients,
+            get_client,
             queue.clients,
             stop,
         ),
@@ -243,7 +245,7 @@ async fn wait_synced(objects: &ClusterState, health: &Health) {
     // The writers are dropped only when the process ends.
     let _ = objects.apps.wait_until_ready().await;
     let _ = objects.providers.wait_until_ready().await;
-    let _ = objects.clients.wait_until_ready().await;
+    // The Clients are in their store before the watch counts as synced.
     health.wait_synced().await;
 }
 
@@ -260,7 +262,9 @@ async fn forward_events(
             match event {
                 MonitorEvent::Apps(changed) => apps.extend(changed),
                 MonitorEvent::AllApps => all_apps = true,
-                MonitorEvent::Provider { namespace, name } => queue.enqueue_provider_named(&namespace, &name),
+                MonitorEvent::Provider { namespace, name } => {
+                    queue.enqueue_provider(NamespacedName::new(&namespace, &name));
+                }
             }
         }
         if all_apps {

@@ -5,11 +5,11 @@ use std::task::{Context as TaskContext, Poll};
 
 use futures::future::BoxFuture;
 use http::{Request, Response};
-use kube::{api::ObjectMeta, runtime::controller::Action};
+use kube::api::ObjectMeta;
 use tower::{Layer, Service};
 use tracing::{Instrument, Span, field::Empty};
 
-use crate::error::Error;
+use crate::{controller::Action, error::Error};
 
 /// Creates the span of a reconcile. The span is disabled if spans are not exported.
 pub(crate) fn reconcile_span(controller: &'static str, object: &ObjectMeta) -> Span {

@@ -7,6 +7,7 @@ mod changes;
 mod client_handlers;
 mod client_index;
 mod client_secrets;
+mod client_store;
 mod fair_queue;
 mod handlers;
 mod index;
@@ -36,6 +37,7 @@ use self::{
 pub(crate) use self::{
     client_index::ClientReference,
     client_secrets::{ClientSecretState, KnownSecret},
+    client_store::ClientSummary,
     fair_queue::FairQueue,
     index::{NamespacedName, app_name},
     namespaces::Namespaces,
@@ -79,9 +81,8 @@ pub(crate) fn start(
 ) -> (ClusterState, Vec<JoinHandle<()>>) {
     let (apps, apps_writer) = reflector::store();
     let (providers, providers_writer) = reflector::store();
-    let (clients, clients_writer) = reflector::store();
     let namespaces = if watched_namespaces.is_empty() { Namespaces::watched() } else { Namespaces::default() };
-    let objects = ClusterState::new(apps, providers, clients, namespaces, limits);
+    let objects = ClusterState::new(apps, providers, namespaces, limits);
     let handlers = Handlers { objects: objects.clone(), queue: queue.clone(), health: health.clone() };
 
     let mut tasks = Vec::new();
@@ -108,9 +109,7 @@ pub(crate) fn start(
         tokio::spawn(handlers.clone().follow_keys(watches(client, &own_namespace, keys))),
         tokio::spawn(handlers.clone().follow_published(watches(client, &own_namespace, documents))),
         tokio::spawn(handlers.clone().follow_secrets(watches(client, watched_namespaces, secrets))),
-        tokio::spawn(
-            handlers.clone().follow_clients(client_watches(client, watched_namespaces, client_config), clients_writer),
-        ),
+        tokio::spawn(handlers.clone().follow_clients(client_watches(client, watched_namespaces, client_config))),
         tokio::spawn(handlers.clone().follow_client_secrets(watches(client, watched_namespaces, client_secrets))),
         tokio::spawn(handlers.follow_config_maps(watches(client, watched_namespaces, config))),
     ]);

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use kube::{ResourceExt, runtime::controller::Action};
+use kube::ResourceExt;
 use latchkey_crds::{
     app::{App, AppStatus},
     names::rendered_app_secret,
@@ -25,6 +25,7 @@ use crate::{
         status::{Outcome, is_same_except_times},
     },
     context::Context,
+    controller::Action,
     error::Error,
     monitor::RolloutState,
     status::write::write_status,

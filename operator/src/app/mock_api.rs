@@ -120,14 +120,13 @@ pub(crate) fn not_found(name: &str) -> (StatusCode, Value) {
 pub(crate) fn context(client: Client) -> (Context, Writer<DeserializeGuard<App>>) {
     let (apps, writer) = store::store();
     let (providers, _) = store::store();
-    let (clients, _) = store::store();
     let context = Context {
         settings: Settings { base_url: "https://auth.example.com".parse().unwrap(), allow_insecure: false },
         namespace: "latchkey".to_owned(),
         creates_client_secrets: true,
         reporter: Context::reporter("operator-0"),
         client,
-        objects: ClusterState::new(apps, providers, clients, Namespaces::default(), QuotaLimits::default()),
+        objects: ClusterState::new(apps, providers, Namespaces::default(), QuotaLimits::default()),
         reconcile_queue: ReconcileQueue::new().0,
         monitor: Monitor::without_pods(),
         rate_limiter: RateLimiter::new(),

@@ -1,7 +1,7 @@
 //! Reconciles an App that the API server stores but this operator cannot decode. The servers continue to serve the last
 //! published document of the App, without the Clients that no longer exist.
 
-use kube::{core::DeserializeGuard, runtime::controller::Action};
+use kube::core::DeserializeGuard;
 use latchkey_crds::{
     app::{App, AppStatus},
     conditions::Reason,
@@ -16,6 +16,7 @@ use crate::{
     },
     client::prune::remove_deleted_clients,
     context::Context,
+    controller::Action,
     error::Error,
     status::write::write_status,
     undecodable,

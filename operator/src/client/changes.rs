@@ -16,7 +16,7 @@ use crate::{
 const RATE: u32 = 200;
 /// The maximum number of changes that can be handled at once after a pause.
 const BURST: u32 = 200;
-/// The minimum time between two reconciles of an App that its Clients cause.
+/// The minimum time between two reconciles of the same App, if changes of its Clients cause them.
 const TRIGGER_INTERVAL: Duration = Duration::from_millis(500);
 /// If [`AppTriggers`] has entries of this many Apps, those without a recent trigger are dropped.
 const MAX_TRIGGERED_APPS: usize = 1024;
@@ -28,7 +28,7 @@ pub(crate) async fn run(context: Arc<Context>, changes: Arc<FairQueue>, stop: &C
         loop {
             let change = changes.pop().await;
             pacer.wait().await;
-            context.reconcile_queue.enqueue_client(change.client.object_ref());
+            context.reconcile_queue.enqueue_client(change.client);
             if !change.app.name().is_empty() {
                 context.app_triggers.trigger(change.app, &context.reconcile_queue);
             }
@@ -80,12 +80,12 @@ impl AppTriggers {
     /// queues the App when half a second has passed since that trigger.
     pub(crate) fn trigger(&self, app: NamespacedName, queue: &ReconcileQueue) {
         match self.next(&app) {
-            Trigger::Now => queue.enqueue_app_named(&app),
+            Trigger::Now => queue.enqueue_app(app),
             Trigger::At(time) => {
                 let queue = queue.clone();
                 tokio::spawn(async move {
                     sleep_until(time).await;
-                    queue.enqueue_app_named(&app);
+                    queue.enqueue_app(app);
                 });
             }
             Trigger::Scheduled => {}
@@ -148,10 +148,10 @@ mod tests {
         for _ in 0..10 {
             triggers.trigger(NamespacedName::new("identity", "platform"), &queue);
         }
-        assert_eq!(receivers.apps.try_recv().unwrap().name, "platform");
+        assert_eq!(receivers.apps.try_recv().unwrap().name(), "platform");
         assert!(receivers.apps.try_recv().is_err());
         let began = Instant::now();
-        assert_eq!(receivers.apps.recv().await.unwrap().name, "platform");
+        assert_eq!(receivers.apps.recv().await.unwrap().name(), "platform");
         assert!(began.elapsed() >= TRIGGER_INTERVAL);
         assert!(receivers.apps.try_recv().is_err());
     }

@@ -16,13 +16,13 @@ use crate::{
     app::publish::read_published,
     client::{
         outcomes::Decision,
-        select::{Candidate, MAX_CLIENTS, Selected, age, needs_last, not_considered, select},
+        select::{Candidate, MAX_CLIENTS, Selected, needs_last, not_considered, select},
         validate::{ClientPolicy, CreatedSecret, Credentials},
     },
     context::Context,
     error::{Error, ErrorChain, ErrorKind},
     gather,
-    watch::{ClientReference, KnownSecret, NamespacedName, WatchedClient, app_name},
+    watch::{ClientReference, ClientSummary, KnownSecret, NamespacedName, WatchedClient},
 };
 
 /// The maximum number of Clients of the App's own namespace that are considered, the oldest first. It is more than an
@@ -55,7 +55,7 @@ pub(crate) struct AppClients {
 
 /// A Client about which the selection decides, with its name for the reconcile queue.
 struct Considered {
-    name: Arc<NamespacedName>,
+    name: NamespacedName,
     generation: i64,
     candidate: Candidate,
     is_resolved: bool,
@@ -141,21 +141,21 @@ fn consider(app: &App, app_name: &NamespacedName, context: &Context) -> (Vec<Con
         .get(reference)
         .into_iter()
         .filter_map(|name| {
-            let client = objects.clients.get(&name.object_ref())?;
+            let client = objects.clients.summary(&name)?;
             // A Client that cannot be decoded does not show to which App it refers. But the index finds it only if it
             // referred to this App before.
-            let refers = client.decoded().is_none_or(|client| self::app_name(client) == *app_name);
+            let refers = client.app.as_ref().is_none_or(|app| app == app_name);
             let is_granted = *grants
                 .entry(name.namespace().to_owned())
                 .or_insert_with(|| objects.grants_clients(app, name.namespace()));
-            (refers && is_granted && client.meta().deletion_timestamp.is_none()).then_some((name, client))
+            (refers && is_granted && !client.is_being_deleted).then_some((name, client))
         })
         .collect();
-    found.sort_by_cached_key(|(_, client)| age_of(client));
+    found.sort_by(|(one_name, one), (other_name, other)| (one.created, one_name).cmp(&(other.created, other_name)));
 
     let (mut considered, mut decisions) = (Vec::new(), Vec::new());
     let (mut by_namespace, mut foreign): (HashMap<String, usize>, usize) = (HashMap::new(), 0);
-    for (name, client) in found {
+    for (name, summary) in found {
         let is_own = name.namespace() == app_name.namespace();
         let of_namespace = by_namespace.entry(name.namespace().to_owned()).or_default();
         let is_within = if is_own {
@@ -163,32 +163,20 @@ fn consider(app: &App, app_name: &NamespacedName, context: &Context) -> (Vec<Con
         } else {
             *of_namespace < MAX_CANDIDATES_OF_NAMESPACE && foreign < MAX_FOREIGN_CANDIDATES
         };
-        if is_within {
+        if !is_within {
+            decisions.push(too_many(name, &summary));
+        } else if let Some(client) = objects.clients.get(&name) {
             *of_namespace += 1;
             foreign += usize::from(!is_own);
             considered.push(Considered::new(name, &client, context));
-        } else {
-            decisions.push(too_many(name, &client));
         }
     }
     (considered, decisions)
 }
 
-/// Returns the sort key of a Client, like [`age`], but also for a Client that cannot be decoded.
-fn age_of(client: &WatchedClient) -> (k8s_openapi::jiff::Timestamp, String, String) {
-    match client.decoded() {
-        Some(client) => age(client),
-        None => {
-            let created = client.meta().creation_timestamp.as_ref();
-            let created = created.map_or(k8s_openapi::jiff::Timestamp::MAX, |time| time.0);
-            (created, client.namespace().unwrap_or_default(), client.name_any())
-        }
-    }
-}
-
-fn too_many(name: Arc<NamespacedName>, client: &WatchedClient) -> Decision {
+fn too_many(name: NamespacedName, client: &ClientSummary) -> Decision {
     let selected = Selected { rendered: None, refusal: Some(not_considered()), unresolved: Vec::new() };
-    Decision::new(name, &client.uid().unwrap_or_default(), client.meta().generation.unwrap_or(0), &selected)
+    Decision::new(name, &client.uid, client.generation, &selected)
 }
 
 fn run_selection(
@@ -330,8 +318,8 @@ pub(crate) fn has_published_clients(app_name: &NamespacedName, context: &Context
 pub(super) fn record_app_of_undecodable(clients: &[RenderedClient], app_name: &NamespacedName, context: &Context) {
     for client in clients {
         let name = NamespacedName::new(&client.namespace, &client.name);
-        let watched = context.objects.clients.get(&name.object_ref());
-        if watched.is_some_and(|watched| watched.uid().as_deref() == Some(client.uid.as_str())) {
+        let watched = context.objects.clients.summary(&name);
+        if watched.is_some_and(|watched| watched.uid == client.uid) {
             context.objects.client_index.record_app(&name, app_name);
         }
     }
@@ -347,16 +335,16 @@ pub(crate) fn report_rejected_app(app: &App, context: &Context) {
         .filter(|one| {
             outcomes.get(&app_name, &one.candidate.uid).is_some_and(|known| known.generation == one.generation)
         })
-        .map(|one| Arc::clone(&one.name))
+        .map(|one| one.name.clone())
         .collect();
     if considered.len() > known.len() || outcomes.has_app(&app_name) {
         outcomes.record_rejected_app(&app_name);
     }
-    let undecided = considered.iter().map(|one| Arc::clone(&one.name)).filter(|name| !known.contains(name));
+    let undecided = considered.iter().map(|one| one.name.clone()).filter(|name| !known.contains(name));
     // The namespaces of these Clients have no grant any more.
     let withdrawn = outcomes.names(&app_name).into_iter().filter(|name| !known.contains(name));
     for name in undecided.chain(withdrawn) {
-        context.reconcile_queue.enqueue_client(name.object_ref());
+        context.reconcile_queue.enqueue_client(name);
     }
 }
 
@@ -371,14 +359,14 @@ pub(crate) fn report_deleted_app(app: &App, context: &Context) {
     let names = outcomes.names(&app_name);
     outcomes.remove_app(&app_name);
     for name in names {
-        context.reconcile_queue.enqueue_client(name.object_ref());
+        context.reconcile_queue.enqueue_client(name);
     }
 }
 
 // === impl Considered ===
 
 impl Considered {
-    fn new(name: Arc<NamespacedName>, client: &WatchedClient, context: &Context) -> Self {
+    fn new(name: NamespacedName, client: &WatchedClient, context: &Context) -> Self {
         let (is_resolved, credentials) = match client.decoded() {
             // Secrets and ConfigMaps that the Client itself references are read only after the Client was selected.
             Some(client) if client.spec.secret_refs().next().is_some() || client.spec.jwks_ref().is_some() => {

@@ -29,7 +29,7 @@ const MAX_REVISIONS: usize = 16;
 /// The maximum number of revisions of an App that are remembered because a serving pod still serves the oldest of them.
 /// These are the revisions of two minutes. A pod with an older revision counts as behind.
 const MAX_REVISIONS_OF_LAGGING_POD: usize = 256;
-/// The minimum time between two publishes of an App that only its Clients cause.
+/// The minimum time between two publishes of the same App, if only changes of its Clients cause them.
 const PUBLISH_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The decisions about the Clients of every App.
@@ -62,7 +62,7 @@ type UidDigest = u64;
 /// What was decided about a Client.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ClientOutcome {
-    pub(crate) name: Arc<NamespacedName>,
+    pub(crate) name: NamespacedName,
     pub(crate) generation: i64,
     /// The issuer of the App.
     pub(crate) issuer: Arc<str>,
@@ -90,7 +90,7 @@ pub(crate) enum Programmed {
 
 /// The decision of a reconcile about one Client, like [`Selected`], but without the rendered client.
 pub(crate) struct Decision {
-    pub(crate) name: Arc<NamespacedName>,
+    pub(crate) name: NamespacedName,
     pub(crate) uid: String,
     pub(crate) generation: i64,
     pub(crate) refusal: Option<FieldError>,
@@ -144,10 +144,10 @@ impl ClientOutcomes {
     }
 
     /// Returns the Clients about which something was decided in the last reconcile of the App.
-    pub(crate) fn names(&self, app: &NamespacedName) -> Vec<Arc<NamespacedName>> {
+    pub(crate) fn names(&self, app: &NamespacedName) -> Vec<NamespacedName> {
         let entries = self.0.lock();
         let outcomes = entries.get(app).into_iter().flat_map(|entry| entry.outcomes.values());
-        outcomes.map(|outcome| Arc::clone(&outcome.name)).collect()
+        outcomes.map(|outcome| outcome.name.clone()).collect()
     }
 
     /// Drops everything that is stored about an App that is no longer served.
@@ -243,7 +243,7 @@ impl ClientOutcomes {
         issuer: &str,
         decisions: Vec<Decision>,
         mut state: impl FnMut(&[Revision]) -> Programmed,
-    ) -> Vec<Arc<NamespacedName>> {
+    ) -> Vec<NamespacedName> {
         let mut entries = self.0.lock();
         if decisions.is_empty() && !entries.contains_key(app) {
             return Vec::new();
@@ -277,7 +277,7 @@ impl ClientOutcomes {
         let now = &entry.outcomes;
         let changed = now.iter().filter(|(uid, outcome)| before.get(*uid) != Some(*outcome));
         let gone = before.iter().filter(|(uid, _)| !now.contains_key(*uid));
-        let affected: HashSet<_> = changed.chain(gone).map(|(_, outcome)| Arc::clone(&outcome.name)).collect();
+        let affected: HashSet<_> = changed.chain(gone).map(|(_, outcome)| outcome.name.clone()).collect();
         if entry.outcomes.is_empty() && entry.rendered.is_empty() && entry.revisions.len() <= 1 {
             entries.remove(app);
         }
@@ -367,7 +367,7 @@ impl Programmed {
 // === impl Decision ===
 
 impl Decision {
-    pub(crate) fn new(name: Arc<NamespacedName>, uid: &str, generation: i64, selected: &Selected) -> Self {
+    pub(crate) fn new(name: NamespacedName, uid: &str, generation: i64, selected: &Selected) -> Self {
         Self {
             name,
             uid: uid.to_owned(),
@@ -421,7 +421,7 @@ mod tests {
 
     fn decision(client: &RenderedClient) -> Decision {
         Decision {
-            name: Arc::new(NamespacedName::new(&client.namespace, &client.name)),
+            name: NamespacedName::new(&client.namespace, &client.name),
             uid: client.uid.clone(),
             generation: client.generation,
             refusal: None,

@@ -4,7 +4,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use kube::{Resource, ResourceExt};
+use kube::Resource;
 use latchkey_crds::{
     app::App,
     client::WebAuthentication,
@@ -62,7 +62,7 @@ pub(crate) async fn remove_ended_clients(app: &App, context: &Context) -> Result
         programmed_state(&context.monitor.rollout_of_any(&app_id, revisions))
     });
     for name in changed {
-        context.reconcile_queue.enqueue_client(name.object_ref());
+        context.reconcile_queue.enqueue_client(name);
     }
     Ok(selected.next_due)
 }
@@ -77,9 +77,9 @@ pub(crate) async fn remove_deleted_clients(
     let pruned = prune_documents(app_name, context).await;
     let of_app = ClientReference::App { namespace: app_name.namespace(), name: app_name.name() };
     for name in context.objects.client_index.get(of_app) {
-        let client = context.objects.clients.get(&name.object_ref());
+        let client = context.objects.clients.get(&name);
         if client.is_some_and(|client| waits_for_app(&client, context)) {
-            context.reconcile_queue.enqueue_client(name.object_ref());
+            context.reconcile_queue.enqueue_client(name);
         }
     }
     pruned
@@ -119,9 +119,8 @@ fn waits_for_app(client: &WatchedClient, context: &Context) -> bool {
 /// Whether the Client still exists. A new Client of the same name has another UID.
 fn exists(client: &RenderedClient, context: &Context) -> bool {
     let name = NamespacedName::new(&client.namespace, &client.name);
-    context.objects.clients.get(&name.object_ref()).is_some_and(|watched| {
-        watched.uid().as_deref() == Some(client.uid.as_str()) && watched.meta().deletion_timestamp.is_none()
-    })
+    let watched = context.objects.clients.summary(&name);
+    watched.is_some_and(|watched| watched.uid == client.uid && !watched.is_being_deleted)
 }
 
 /// If the document does not have exactly these clients, replaces its clients and publishes it. Records the clients of
@@ -182,7 +181,7 @@ fn keep(last: &RenderedClient, now: &RenderedClient, declared: Option<WebAuthent
 /// Returns how the current spec of a Client authenticates, or `None` if the Client is public or cannot be decoded.
 fn declared_method(client: &RenderedClient, context: &Context) -> Option<WebAuthentication> {
     let name = NamespacedName::new(&client.namespace, &client.name);
-    let watched = context.objects.clients.get(&name.object_ref())?;
+    let watched = context.objects.clients.get(&name)?;
     let web = watched.decoded()?.spec.web()?;
     Some(web.authentication)
 }
@@ -201,8 +200,6 @@ fn rendered(document: &RenderedApp) -> Rendered {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use http::{Method, StatusCode};
     use latchkey_crds::{conditions::Reason, rendered::RenderedClientAuthentication};
     use serde_json::json;
@@ -229,7 +226,7 @@ mod tests {
     fn decision(client: &RenderedClient, generation: i64, refusal: Option<Reason>) -> Decision {
         let refusal = refusal.map(|reason| FieldError::new(reason, "", "correct it"));
         let selected = Selected { rendered: None, refusal, unresolved: Vec::new() };
-        let name = Arc::new(NamespacedName::new(&client.namespace, &client.name));
+        let name = NamespacedName::new(&client.namespace, &client.name);
         Decision::new(name, &client.uid, generation, &selected)
     }
 

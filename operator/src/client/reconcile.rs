@@ -6,7 +6,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use kube::{Resource, ResourceExt, runtime::controller::Action};
+use kube::{Resource, ResourceExt};
 use latchkey_crds::{
     app::{App, DeletionPolicy},
     client::{Client, ClientStatus},
@@ -23,6 +23,7 @@ use crate::{
         status::{ClientReport, StatusDigest, accepted, not_programmed, programmed, resolved_refs, unknown_refs},
     },
     context::Context,
+    controller::Action,
     error::Error,
     facts::FieldError,
     panics::Panicked,

@@ -121,7 +121,7 @@ pub(crate) fn report(
         too_old.clone().unwrap_or_else(state)
     });
     for name in changed {
-        context.reconcile_queue.enqueue_client(name.object_ref());
+        context.reconcile_queue.enqueue_client(name);
     }
     let revisions = outcomes.revisions_of_app(&app_name);
     let is_complete = matches!(state, RolloutState::Complete { .. });
@@ -208,7 +208,7 @@ mod tests {
         let (app, validated) = (app(json!({})), ValidatedApp { clients: vec![client.clone()], ..validated() });
         let message = |context: &Context| {
             let selected = Selected { rendered: Some(client.clone()), refusal: None, unresolved: Vec::new() };
-            let name = Arc::new(NamespacedName::new("identity", "grafana"));
+            let name = NamespacedName::new("identity", "grafana");
             let decision = Decision::new(name, &client.uid, 1, &selected);
             let document =
                 Published { app: &app, validated: &validated, client_count: 0, supported_format: CLIENTS_FORMAT };

@@ -6,7 +6,6 @@ use std::{
     sync::Arc,
 };
 
-use k8s_openapi::jiff::Timestamp;
 use latchkey_crds::{
     client::{Client, ClientNamespaces, NamespacesFrom, WebAuthentication},
     conditions::Reason,
@@ -92,13 +91,6 @@ pub(crate) fn grants(grant: &ClientNamespaces, namespace: &str, namespaces: &dyn
         Some(labels) => grant.grants(&labels),
         None => grant.from == NamespacesFrom::All,
     }
-}
-
-/// Returns the key by which Clients of a cluster are sorted, the oldest first.
-pub(crate) fn age(client: &Client) -> (Timestamp, String, String) {
-    let metadata = &client.metadata;
-    let created = metadata.creation_timestamp.as_ref().map_or(Timestamp::MAX, |time| time.0);
-    (created, metadata.namespace.clone().unwrap_or_default(), metadata.name.clone().unwrap_or_default())
 }
 
 /// Decides about each candidate, in this order. If there are too many, the earlier candidates win: in a cluster these

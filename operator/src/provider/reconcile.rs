@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use kube::{Resource, ResourceExt, core::DeserializeGuard, runtime::controller::Action};
+use kube::{Resource, ResourceExt, core::DeserializeGuard};
 use latchkey_crds::{
     conditions::Reason,
     provider::{Provider, ProviderStatus},
@@ -11,6 +11,7 @@ use latchkey_crds::{
 
 use crate::{
     context::Context,
+    controller::Action,
     error::Error,
     facts::FieldError,
     gather,
@@ -25,7 +26,7 @@ use crate::{
 };
 
 /// The time until the next reconcile if no watch event comes earlier. Watch events report every change, so this is only
-/// a safety net, as kube advises for `Action`.
+/// a safety net.
 const RESYNC: Duration = Duration::from_secs(10 * 60 * 60);
 
 pub(crate) async fn reconcile(

@@ -2,7 +2,7 @@
 //! synced.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{HashMap, HashSet, hash_map::Entry},
     hash::{BuildHasher, RandomState},
 };
 
@@ -11,7 +11,7 @@ use kube::{Resource, ResourceExt, runtime::watcher::Event};
 use strum::{IntoStaticStr, VariantNames};
 use tracing::warn;
 
-use super::streams::Watch;
+use super::{index::NamespacedName, streams::Watch};
 use crate::admin::{Health, error_message};
 
 /// The kinds that are watched. Their names appear in `/readyz` and in the log.
@@ -31,12 +31,12 @@ pub(super) enum WatchName {
     Namespaces,
 }
 
-/// A change that a watch reports, or that a new list reveals.
+/// A change that a watch reports, or that a new list reveals. All changes of an object until its deletion have the same
+/// name in memory.
 pub(super) enum WatchEvent<K> {
-    Applied(K),
+    Applied(NamespacedName, K),
     Deleted {
-        namespace: String,
-        name: String,
+        name: NamespacedName,
         /// The resourceVersion of the deletion. `None`: a new list revealed the deletion.
         version: Option<u64>,
     },
@@ -44,17 +44,14 @@ pub(super) enum WatchEvent<K> {
     Synced,
 }
 
-/// A namespace and a name in it.
-type ObjectKey = (String, String);
-
 /// What one watch has reported.
 #[derive(Default)]
 struct WatchedObjects {
     /// For each object, a hash of its uid and its resourceVersion.
-    versions: HashMap<ObjectKey, u64>,
+    versions: HashMap<NamespacedName, u64>,
     hasher: RandomState,
     /// The objects of the list that is being read.
-    listed: HashSet<ObjectKey>,
+    listed: HashSet<NamespacedName>,
     is_synced: bool,
 }
 
@@ -77,13 +74,13 @@ pub(super) async fn follow_watches<K>(
         match event {
             Ok(Event::Init) => objects.begin_list(),
             Ok(Event::InitApply(object)) => {
-                if objects.record_listed(&object) {
-                    handle(WatchEvent::Applied(object));
+                if let Some(name) = objects.record_listed(&object) {
+                    handle(WatchEvent::Applied(name, object));
                 }
             }
             Ok(Event::InitDone) => {
-                for (namespace, name) in objects.end_list() {
-                    handle(WatchEvent::Deleted { namespace, name, version: None });
+                for name in objects.end_list() {
+                    handle(WatchEvent::Deleted { name, version: None });
                 }
                 if !std::mem::replace(&mut objects.is_synced, true) && watched.iter().all(|objects| objects.is_synced) {
                     handle(WatchEvent::Synced);
@@ -91,13 +88,13 @@ pub(super) async fn follow_watches<K>(
                 }
             }
             Ok(Event::Apply(object)) => {
-                objects.record(&object);
-                handle(WatchEvent::Applied(object));
+                let (name, _) = objects.record(&object);
+                handle(WatchEvent::Applied(name, object));
             }
             Ok(Event::Delete(object)) => {
-                let (namespace, name) = objects.remove(&object);
+                let name = objects.remove(&object);
                 let version = object.resource_version().as_deref().map(parse_version);
-                handle(WatchEvent::Deleted { namespace, name, version });
+                handle(WatchEvent::Deleted { name, version });
             }
             Err(error) => {
                 warn!(watch = name, error = error_message(&error), "a watch failed; retrying");
@@ -120,36 +117,70 @@ impl WatchedObjects {
         self.listed.clear();
     }
 
-    /// Returns whether the object has changed since the watch last reported it.
-    fn record_listed(&mut self, object: &impl Resource) -> bool {
-        self.listed.insert(key(object));
-        self.record(object)
+    /// Returns the name of the object if the object has changed since the watch last reported it.
+    fn record_listed(&mut self, object: &impl Resource) -> Option<NamespacedName> {
+        let (name, has_changed) = self.record(object);
+        self.listed.insert(name.clone());
+        has_changed.then_some(name)
     }
 
-    /// Removes the objects that are not in the new list, and returns their keys.
-    fn end_list(&mut self) -> Vec<ObjectKey> {
+    /// Removes the objects that are not in the new list, and returns their names.
+    fn end_list(&mut self) -> Vec<NamespacedName> {
         let listed = std::mem::take(&mut self.listed);
-        let gone: Vec<_> = self.versions.keys().filter(|key| !listed.contains(*key)).cloned().collect();
-        for key in &gone {
-            self.versions.remove(key);
+        let gone: Vec<_> = self.versions.keys().filter(|name| !listed.contains(*name)).cloned().collect();
+        for name in &gone {
+            self.versions.remove(name);
         }
         gone
     }
 
-    /// Returns whether the object has changed since the watch last reported it.
-    fn record(&mut self, object: &impl Resource) -> bool {
+    /// Returns the name of the object, and whether the object has changed since the watch last reported it.
+    fn record(&mut self, object: &impl Resource) -> (NamespacedName, bool) {
         let meta = object.meta();
         let version = self.hasher.hash_one((meta.uid.as_deref(), meta.resource_version.as_deref()));
-        self.versions.insert(key(object), version) != Some(version)
+        match self.versions.entry(NamespacedName::from_metadata(meta)) {
+            Entry::Occupied(mut known) => {
+                let before = known.insert(version);
+                (known.key().clone(), before != version)
+            }
+            Entry::Vacant(new) => {
+                let name = new.key().clone();
+                new.insert(version);
+                (name, true)
+            }
+        }
     }
 
-    fn remove(&mut self, object: &impl Resource) -> ObjectKey {
-        let key = key(object);
-        self.versions.remove(&key);
-        key
+    fn remove(&mut self, object: &impl Resource) -> NamespacedName {
+        let name = NamespacedName::from_metadata(object.meta());
+        self.versions.remove(&name);
+        name
     }
 }
 
-fn key(object: &impl Resource) -> ObjectKey {
-    (object.namespace().unwrap_or_default(), object.name_any())
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::Secret;
+    use serde_json::json;
+
+    use super::*;
+
+    fn secret(name: &str, version: &str) -> Secret {
+        let metadata = json!({ "namespace": "shop", "name": name, "uid": name, "resourceVersion": version });
+        serde_json::from_value(json!({ "metadata": metadata })).unwrap()
+    }
+
+    #[test]
+    fn all_changes_of_an_object_share_its_name() {
+        let mut objects = WatchedObjects::default();
+        objects.begin_list();
+        let first = objects.record_listed(&secret("one", "1")).unwrap();
+        assert_eq!(objects.record_listed(&secret("one", "1")), None, "it is unchanged");
+        let (second, has_changed) = objects.record(&secret("one", "2"));
+        assert!(has_changed && second.shares_memory_with(&first));
+        assert_eq!(objects.end_list(), []);
+        objects.begin_list();
+        let gone = objects.end_list();
+        assert!(gone.len() == 1 && gone[0].shares_memory_with(&first));
+    }
 }

@@ -2,34 +2,32 @@
 //! changes of Clients.
 
 use k8s_openapi::api::core::v1::{Namespace, Secret};
-use kube::{Resource, ResourceExt, runtime::reflector::store::Writer};
+use kube::{Resource, ResourceExt};
 
 use super::{
     changes::{WatchEvent, WatchName, follow_watches, parse_version},
     client_index::ClientReference,
     client_secrets::ClientSecretState,
     handlers::Handlers,
-    index::NamespacedName,
     objects::{Metadata, WatchedClient},
-    store::StoreWriter,
     streams::Watch,
 };
 
 // === impl Handlers ===
 
 impl Handlers {
-    pub(super) async fn follow_clients(self, watches: Vec<Watch<WatchedClient>>, writer: Writer<WatchedClient>) {
+    pub(super) async fn follow_clients(self, watches: Vec<Watch<WatchedClient>>) {
         let Self { objects, queue, health } = self;
-        let mut store = StoreWriter::new(writer);
         follow_watches(WatchName::Clients, watches, health, |event| {
-            let before = store.apply(&event);
-            let (name, now) = match &event {
-                WatchEvent::Applied(client) => (NamespacedName::from_metadata(client.meta()), Some(client)),
-                WatchEvent::Deleted { namespace, name, .. } => (NamespacedName::new(namespace, name), None),
+            let before = objects.clients.apply(&event);
+            let (name, now) = match event {
+                WatchEvent::Applied(name, client) => (name, Some(client)),
+                WatchEvent::Deleted { name, .. } => (name, None),
                 WatchEvent::Synced => return,
             };
-            let before = before.as_deref();
-            let app_before = before.and_then(|client| objects.client_index.app_of(client));
+            let (before, now) = (before.as_ref(), now.as_ref());
+            let app_of = |client: &WatchedClient| objects.client_index.app_of(&name, client.app_name());
+            let app_before = before.and_then(app_of);
             objects.client_index.update(&name, before, now);
             if let Some(client) = now {
                 let version = client.resource_version().as_deref().map_or(0, parse_version);
@@ -47,7 +45,7 @@ impl Handlers {
                         queue.push_client_change(name.clone(), app_before);
                     }
                     if let Some(now) = now {
-                        queue.push_client_change(name, objects.client_index.app_of(now));
+                        queue.push_client_change(name.clone(), app_of(now));
                     }
                 }
             }
@@ -60,15 +58,13 @@ impl Handlers {
         let Self { objects, queue, health } = self;
         let mut synced = false;
         follow_watches(WatchName::ClientSecrets, watches, health, |event| {
-            let (name, has_changed) = match &event {
-                WatchEvent::Applied(secret) => {
-                    let name = NamespacedName::from_metadata(&secret.metadata);
-                    let has_changed = objects.client_secrets.record_watched(&name, ClientSecretState::of(secret));
+            let (name, has_changed) = match event {
+                WatchEvent::Applied(name, secret) => {
+                    let has_changed = objects.client_secrets.record_watched(&name, ClientSecretState::of(&secret));
                     (name, has_changed)
                 }
-                WatchEvent::Deleted { namespace, name, version } => {
-                    let name = NamespacedName::new(namespace, name);
-                    objects.client_secrets.record_deletion(&name, *version);
+                WatchEvent::Deleted { name, version } => {
+                    objects.client_secrets.record_deletion(&name, version);
                     (name, true)
                 }
                 WatchEvent::Synced => {
@@ -79,7 +75,7 @@ impl Handlers {
             // Before the watches are synced, nothing is queued, because everything is reconciled afterwards. After a
             // write of the operator itself, there is nothing to do.
             if synced && has_changed {
-                queue.enqueue_for_secret(&objects, name.namespace(), name.name());
+                queue.enqueue_for_secret(&objects, &name);
             }
         })
         .await;
@@ -90,18 +86,19 @@ impl Handlers {
         let mut synced = false;
         follow_watches(WatchName::Namespaces, watches, health, |event| {
             let (name, labels) = match event {
-                WatchEvent::Applied(namespace) => (namespace.name_any(), Some(namespace.labels().clone())),
+                WatchEvent::Applied(name, namespace) => (name, Some(namespace.labels().clone())),
                 WatchEvent::Deleted { name, .. } => (name, None),
                 WatchEvent::Synced => {
                     synced = true;
                     return;
                 }
             };
-            if objects.namespaces.record(&name, labels) && synced {
+            let name = name.name();
+            if objects.namespaces.record(name, labels) && synced {
                 // The Apps are queued directly, and do not wait for other changes of Clients, because the Apps may now
                 // have to remove the Clients of this namespace.
-                queue.enqueue_apps_of_clients_with(&objects, ClientReference::GrantedNamespace(&name));
-                queue.push_changes_of_clients_with(&objects, ClientReference::GrantedNamespace(&name));
+                queue.enqueue_apps_of_clients_with(&objects, ClientReference::GrantedNamespace(name));
+                queue.push_changes_of_clients_with(&objects, ClientReference::GrantedNamespace(name));
             }
         })
         .await;

@@ -7,16 +7,12 @@
 use std::{
     collections::{BTreeSet, HashMap},
     hash::{BuildHasher, RandomState},
-    sync::Arc,
 };
 
-use kube::{Resource, ResourceExt};
+use kube::ResourceExt;
 use parking_lot::Mutex;
 
-use super::{
-    index::{NamespacedName, app_name},
-    objects::WatchedClient,
-};
+use super::{index::NamespacedName, objects::WatchedClient};
 
 /// What a Client references.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -43,8 +39,8 @@ pub(crate) enum ClientReference<'a> {
 #[derive(Default)]
 pub(crate) struct ClientIndex {
     hasher: RandomState,
-    /// Pairs of the hash of a reference and the name of a Client. All pairs of one Client share its name in memory.
-    entries: Mutex<BTreeSet<(u64, Arc<NamespacedName>)>>,
+    /// Pairs of the hash of a reference and the name of a Client.
+    entries: Mutex<BTreeSet<(u64, NamespacedName)>>,
     /// What is known of the Clients that cannot be decoded. They are still served as they were accepted last.
     undecodable: Mutex<HashMap<NamespacedName, Undecodable>>,
 }
@@ -70,7 +66,7 @@ impl ClientIndex {
     pub(crate) fn update(&self, name: &NamespacedName, before: Option<&WatchedClient>, now: Option<&WatchedClient>) {
         let mut undecodable = self.undecodable.lock();
         let before = undecodable.remove(name).unwrap_or_else(|| Undecodable {
-            app: before.and_then(WatchedClient::decoded).map(app_name),
+            app: before.and_then(WatchedClient::app_name),
             references: before.map(|client| self.references_of(client)).unwrap_or_default(),
         });
         let now = match now {
@@ -85,12 +81,9 @@ impl ClientIndex {
     }
 
     /// Returns the App of a Client, as far as it is known: a Client that cannot be decoded belongs to the App that it
-    /// named before.
-    pub(crate) fn app_of(&self, client: &WatchedClient) -> Option<NamespacedName> {
-        match client.decoded() {
-            Some(client) => Some(app_name(client)),
-            None => self.undecodable.lock().get(&NamespacedName::from_metadata(client.meta()))?.app.clone(),
-        }
+    /// named before. `named` is the App that the Client names, or `None` if the Client cannot be decoded.
+    pub(crate) fn app_of(&self, client: &NamespacedName, named: Option<NamespacedName>) -> Option<NamespacedName> {
+        named.or_else(|| self.undecodable.lock().get(client)?.app.clone())
     }
 
     /// Whether the App of any Client is not known, because the Client could not be decoded since the start of the
@@ -131,21 +124,20 @@ impl ClientIndex {
         if before == now {
             return;
         }
-        let name = Arc::new(client.clone());
         let mut entries = self.entries.lock();
         for hash in &before.0 {
-            entries.remove(&(*hash, Arc::clone(&name)));
+            entries.remove(&(*hash, client.clone()));
         }
-        entries.extend(now.0.iter().map(|hash| (*hash, Arc::clone(&name))));
+        entries.extend(now.0.iter().map(|hash| (*hash, client.clone())));
     }
 
     /// Returns the Clients that have this reference, in the order of their names. A Client that has another reference
     /// with the same hash can be among them.
-    pub(crate) fn get(&self, reference: ClientReference<'_>) -> Vec<Arc<NamespacedName>> {
+    pub(crate) fn get(&self, reference: ClientReference<'_>) -> Vec<NamespacedName> {
         let hash = self.hash(reference);
-        let first = (hash, Arc::new(NamespacedName::default()));
+        let first = (hash, NamespacedName::default());
         let entries = self.entries.lock();
-        entries.range(first..).take_while(|(key, _)| *key == hash).map(|(_, client)| Arc::clone(client)).collect()
+        entries.range(first..).take_while(|(key, _)| *key == hash).map(|(_, client)| client.clone()).collect()
     }
 
     fn hash(&self, reference: ClientReference<'_>) -> u64 {
@@ -230,10 +222,11 @@ mod tests {
         index.update(&name, Some(&good), Some(&broken));
         index.update(&name, Some(&broken), Some(&broken));
         assert_eq!(of_app(), ["grafana"]);
-        assert_eq!(index.app_of(&broken), Some(NamespacedName::new("identity", "platform")));
+        assert_eq!(index.app_of(&name, broken.app_name()), Some(NamespacedName::new("identity", "platform")));
         index.update(&name, Some(&broken), None);
         assert_eq!(of_app(), [""; 0]);
-        assert_eq!(index.app_of(&broken), None);
+        assert_eq!(index.app_of(&name, broken.app_name()), None);
+        assert_eq!(index.app_of(&name, good.app_name()), Some(NamespacedName::new("identity", "platform")));
     }
 
     #[test]
@@ -249,7 +242,7 @@ mod tests {
         assert!(index.has_clients_without_app());
         index.record_app(&name, &app);
         index.record_app(&name, &NamespacedName::new("identity", "other"));
-        assert_eq!((of_app(), index.app_of(&broken)), (vec!["grafana".to_owned()], Some(app)));
+        assert_eq!((of_app(), index.app_of(&name, None)), (vec!["grafana".to_owned()], Some(app)));
         assert_eq!(found(&index, ClientReference::GrantedNamespace("monitoring")), ["grafana"]);
         assert!(!index.has_clients_without_app());
         index.update(&name, Some(&broken), Some(&broken));

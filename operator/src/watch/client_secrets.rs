@@ -54,7 +54,8 @@ pub(crate) struct ClientSecretState {
     /// The hash of the value of the key `client-secret`, or `None` if the value is missing or cannot be a client
     /// secret.
     value: Option<SecretHash>,
-    previous: Option<PreviousHash>,
+    /// Most Secrets have none.
+    previous: Option<Box<PreviousHash>>,
     /// A hash of the values of the keys `issuer` and `client-id`.
     identity: u64,
     /// A hash of the rotation request that the operator has fulfilled.
@@ -79,14 +80,14 @@ impl ClientSecrets {
     pub(super) fn record_watched(&self, name: &NamespacedName, state: ClientSecretState) -> bool {
         let mut known = self.0.lock();
         known.newest_version = known.newest_version.max(state.version);
-        let before = known.secrets.get(name);
-        if let Some(KnownSecret::OfType(before)) = before
-            && (before.version > state.version || before.is_same(&state))
-        {
-            return false;
-        }
-        known.secrets.insert(name.clone(), KnownSecret::OfType(Box::new(state)));
-        true
+        // The record is inserted again under the name of the event. So it shares the name with the watch, even if the
+        // operator wrote the Secret before the watch reported it.
+        let (recorded, has_changed) = match known.secrets.remove(name) {
+            Some(KnownSecret::OfType(old)) if old.version > state.version || old.is_same(&state) => (old, false),
+            Some(_) | None => (Box::new(state), true),
+        };
+        known.secrets.insert(name.clone(), KnownSecret::OfType(recorded));
+        has_changed
     }
 
     /// Records what the operator read or wrote, unless the watch has already reported something newer. Returns whether
@@ -147,7 +148,8 @@ impl ClientSecretState {
             version: secret.resource_version().as_deref().map_or(0, parse_version),
             owner: owner.filter(|owner| owner.kind == "Client").map(|owner| digest(&owner.uid)),
             value: value(CLIENT_SECRET_VALUE_KEY).and_then(hash_of_value),
-            previous: parse_previous(secret.annotations()).map(|(sha256, ends)| PreviousHash { sha256, ends }),
+            previous: parse_previous(secret.annotations())
+                .map(|(sha256, ends)| Box::new(PreviousHash { sha256, ends })),
             identity: digest((value(CLIENT_SECRET_ISSUER_KEY), value(CLIENT_SECRET_ID_KEY))),
             rotated: annotation(HANDLED_ROTATION_ANNOTATION).map(digest),
         }
@@ -175,7 +177,7 @@ impl ClientSecretState {
     /// Returns the hashes of the client secrets that work at the time `now`, or `None` if there is no valid client
     /// secret.
     pub(crate) fn hashes_at(&self, now: OffsetDateTime) -> Option<SecretHashes> {
-        let previous = self.previous.filter(|previous| previous.ends > now).map(|previous| PreviousSecret {
+        let previous = self.previous.as_deref().filter(|previous| previous.ends > now).map(|previous| PreviousSecret {
             sha256: STANDARD.encode(previous.sha256),
             expires_at: Some(previous.ends.unix_timestamp()),
         });
@@ -184,7 +186,7 @@ impl ClientSecretState {
 
     /// Returns when the previous client secret expires, or `None` if no previous client secret works at the time `now`.
     pub(crate) fn next_due(&self, now: OffsetDateTime) -> Option<OffsetDateTime> {
-        self.previous.map(|previous| previous.ends).filter(|ends| *ends > now)
+        self.previous.as_ref().map(|previous| previous.ends).filter(|ends| *ends > now)
     }
 
     /// Whether two states differ at most in their version.
@@ -348,6 +350,14 @@ mod tests {
         assert!(secrets.record_read(&name(), state("14")));
         secrets.record_deletion(&name(), None);
         assert_eq!(secrets.get(&name()), None, "a new list reveals the deletion");
+    }
+
+    #[test]
+    fn a_record_shares_its_name_with_the_watch() {
+        let (secrets, watched) = (ClientSecrets::default(), name());
+        secrets.record_read(&name(), state("7"));
+        assert!(!secrets.record_watched(&watched, state("7")));
+        assert!(secrets.0.lock().secrets.keys().all(|stored| stored.shares_memory_with(&watched)));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! other namespaces, nor its own deletions of Clients.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, HashMap, VecDeque},
     sync::Arc,
 };
 
@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use super::index::NamespacedName;
 
 /// A change that affects a Client and its App.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ClientChange {
     pub(crate) client: NamespacedName,
     pub(crate) app: NamespacedName,
@@ -31,8 +31,8 @@ struct Waiting {
     by_namespace: HashMap<String, NamespaceChanges>,
     /// The namespaces with waiting changes, in the order of their next turns.
     turns: VecDeque<String>,
-    /// All waiting changes, and whether each is a deletion.
-    all: HashMap<Arc<ClientChange>, bool>,
+    /// All waiting changes, and whether each is a deletion. After a burst, a hash map would keep its memory.
+    all: BTreeMap<Arc<ClientChange>, bool>,
 }
 
 /// The waiting changes of one namespace. If a change waits and the Client is then deleted, the change is in both lists,

@@ -3,11 +3,7 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
-use kube::{
-    ResourceExt,
-    core::DeserializeGuard,
-    runtime::reflector::{ObjectRef, store::Writer},
-};
+use kube::{ResourceExt, core::DeserializeGuard, runtime::reflector::store::Writer};
 use latchkey_crds::{app::App, provider::Provider, types::AppId};
 
 use super::{
@@ -53,7 +49,7 @@ impl Handlers {
             let id_before = before.as_ref().and_then(|app| claimed_app_id(app));
             let host_before = before.as_ref().and_then(|app| claimed_pages_host(app));
             let host_now = match &event {
-                WatchEvent::Applied(app) => claimed_pages_host(app),
+                WatchEvent::Applied(_, app) => claimed_pages_host(app),
                 WatchEvent::Deleted { .. } | WatchEvent::Synced => None,
             };
             // If no document has the host, a younger App can take it now.
@@ -62,7 +58,8 @@ impl Handlers {
             }
             // Called if the App is deleted or claims another appID. Queues checks whether its documents and its
             // previous appID are still needed.
-            let enqueue_abandoned = |namespace: &str, name: &str| {
+            let enqueue_abandoned = |app: &NamespacedName| {
+                let (namespace, name) = (app.namespace(), app.name());
                 for secret in objects.published.of_app(namespace, name) {
                     queue.enqueue_orphan(secret);
                 }
@@ -75,23 +72,24 @@ impl Handlers {
                 queue.enqueue_waiting(&objects, namespace);
             };
             match &event {
-                WatchEvent::Applied(app) => {
+                WatchEvent::Applied(name, app) => {
                     // A change of only the status is no reason to reconcile, because the operator writes the status
                     // itself.
                     if before.is_none_or(|before| !is_same_except_status(&before, app)) {
-                        queue.enqueue_app(ObjectRef::from_obj(app));
+                        queue.enqueue_app(name.clone());
                     }
                     // The App claims another appID than before, for example because it was deleted and created again
                     // under the same name.
                     if id_before != claimed_app_id(app) {
-                        enqueue_abandoned(&app.namespace().unwrap_or_default(), &app.name_any());
+                        enqueue_abandoned(name);
                     }
                 }
-                WatchEvent::Deleted { namespace, name, .. } => {
-                    enqueue_abandoned(namespace, name);
+                WatchEvent::Deleted { name, .. } => {
+                    enqueue_abandoned(name);
                     // The Clients of the App report that it does not exist.
-                    objects.client_outcomes.remove_app(&NamespacedName::new(namespace, name));
-                    queue.push_changes_of_clients_with(&objects, ClientReference::App { namespace, name });
+                    objects.client_outcomes.remove_app(name);
+                    let of_app = ClientReference::App { namespace: name.namespace(), name: name.name() };
+                    queue.push_changes_of_clients_with(&objects, of_app);
                 }
                 WatchEvent::Synced => {}
             }
@@ -113,16 +111,13 @@ impl Handlers {
                 &references_now(&event, references_of_provider),
             );
             match &event {
-                WatchEvent::Applied(provider) => {
+                WatchEvent::Applied(name, provider) => {
                     if before.is_none_or(|before| !is_same_except_status(&before, provider)) {
-                        queue.enqueue_provider(ObjectRef::from_obj(provider));
-                        let namespace = provider.namespace().unwrap_or_default();
-                        queue.enqueue_apps_with_provider(&objects, &namespace, &provider.name_any());
+                        queue.enqueue_provider(name.clone());
+                        queue.enqueue_apps_with_provider(&objects, name);
                     }
                 }
-                WatchEvent::Deleted { namespace, name, .. } => {
-                    queue.enqueue_apps_with_provider(&objects, namespace, name);
-                }
+                WatchEvent::Deleted { name, .. } => queue.enqueue_apps_with_provider(&objects, name),
                 WatchEvent::Synced => {}
             }
         })
@@ -133,8 +128,8 @@ impl Handlers {
         let Self { objects, queue, health } = self;
         let mut synced = false;
         follow_watches(WatchName::Keys, watches, health, |event| match event {
-            WatchEvent::Applied(secret) => {
-                let Some(id) = app_id_of_key_secret(&secret.name_any()) else { return };
+            WatchEvent::Applied(name, secret) => {
+                let Some(id) = app_id_of_key_secret(name.name()) else { return };
                 let owner_before = objects.quotas.owner(&id);
                 let owner = key_secret::owner_of(&secret.metadata);
                 objects.quotas.record_keys(&id, owner.clone());
@@ -154,7 +149,7 @@ impl Handlers {
                 }
             }
             WatchEvent::Deleted { name, .. } => {
-                let Some(id) = app_id_of_key_secret(&name) else { return };
+                let Some(id) = app_id_of_key_secret(name.name()) else { return };
                 objects.key_versions.forget(&id);
                 let owner_before = objects.quotas.owner(&id);
                 objects.quotas.record_keys(&id, None);
@@ -173,8 +168,8 @@ impl Handlers {
         let mut synced = false;
         follow_watches(WatchName::RenderedApps, watches, health, |event| {
             let name = match event {
-                WatchEvent::Applied(secret) => {
-                    let name = secret.name_any();
+                WatchEvent::Applied(name, secret) => {
+                    let name = name.name().to_owned();
                     let Some(published) = PublishedApp::from_secret(&secret) else { return };
                     let host_before = objects.published.get(&name).and_then(|app| app.pages_host);
                     let host_now = published.pages_host.clone();
@@ -188,7 +183,8 @@ impl Handlers {
                 }
                 // The App is queued even if this operator deleted the document: the App may have been created again
                 // before the deletion.
-                WatchEvent::Deleted { name, version, .. } => {
+                WatchEvent::Deleted { name, version } => {
+                    let name = name.name().to_owned();
                     let before = objects.published.get(&name);
                     objects.published.record_deletion(&name, version);
                     if let Some(before) = before {
@@ -217,13 +213,11 @@ impl Handlers {
         let mut synced = false;
         follow_watches(WatchName::Secrets, watches, health, |event| match &event {
             // Before the watches are synced, nothing is queued, because everything is reconciled afterwards.
-            WatchEvent::Applied(_) if !synced => {}
-            WatchEvent::Applied(secret) => {
-                queue.enqueue_for_secret(&objects, &secret.namespace().unwrap_or_default(), &secret.name_any());
-            }
-            WatchEvent::Deleted { namespace, name, .. } => {
-                objects.client_secrets.forget_foreign(&NamespacedName::new(namespace, name));
-                queue.enqueue_for_secret(&objects, namespace, name);
+            WatchEvent::Applied(..) if !synced => {}
+            WatchEvent::Applied(name, _) => queue.enqueue_for_secret(&objects, name),
+            WatchEvent::Deleted { name, .. } => {
+                objects.client_secrets.forget_foreign(name);
+                queue.enqueue_for_secret(&objects, name);
             }
             WatchEvent::Synced => synced = true,
         })
@@ -235,12 +229,9 @@ impl Handlers {
         let mut synced = false;
         follow_watches(WatchName::ConfigMaps, watches, health, |event| match &event {
             // Before the watches are synced, nothing is queued, because everything is reconciled afterwards.
-            WatchEvent::Applied(_) if !synced => {}
-            WatchEvent::Applied(map) => {
-                queue.enqueue_for_config_map(&objects, &map.namespace().unwrap_or_default(), &map.name_any());
-            }
-            WatchEvent::Deleted { namespace, name, .. } => {
-                queue.enqueue_for_config_map(&objects, namespace, name);
+            WatchEvent::Applied(..) if !synced => {}
+            WatchEvent::Applied(name, _) | WatchEvent::Deleted { name, .. } => {
+                queue.enqueue_for_config_map(&objects, name);
             }
             WatchEvent::Synced => synced = true,
         })
@@ -256,7 +247,7 @@ fn app_id_of_key_secret(secret: &str) -> Option<AppId> {
 /// Returns the references of the object after the event.
 fn references_now<K, N, V>(event: &WatchEvent<K>, references: fn(&K) -> BTreeSet<(N, V)>) -> BTreeSet<(N, V)> {
     match event {
-        WatchEvent::Applied(object) => references(object),
+        WatchEvent::Applied(_, object) => references(object),
         WatchEvent::Deleted { .. } | WatchEvent::Synced => BTreeSet::new(),
     }
 }

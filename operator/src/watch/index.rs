@@ -1,7 +1,7 @@
 //! An index that finds the Apps and Providers that reference an object. Without the index, every change would cost a
 //! scan of thousands of Apps.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, fmt, sync::Arc};
 
 use kube::{
     Resource, ResourceExt,
@@ -16,12 +16,12 @@ use latchkey_crds::{
 };
 use parking_lot::Mutex;
 
-/// A namespace and a name in it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct NamespacedName {
-    namespace: String,
-    name: String,
-}
+/// A namespace and a name in it. Clones share the text in memory.
+///
+/// The text is the namespace, U+0000 and the name. Namespaces and names of objects do not contain U+0000. So the order
+/// of the texts is the order of the namespaces and then of the names.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct NamespacedName(Arc<str>);
 
 /// What an App references. Its own appID and namespace, and the host of its pages, also count as references.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -42,30 +42,51 @@ pub(crate) struct ReferenceIndex<K, V>(Mutex<BTreeSet<(K, V)>>);
 
 impl NamespacedName {
     pub(crate) fn new(namespace: &str, name: &str) -> Self {
-        Self { namespace: namespace.to_owned(), name: name.to_owned() }
+        Self([namespace, "\0", name].concat().into())
     }
 
     pub(crate) fn from_metadata(meta: &ObjectMeta) -> Self {
-        let text = |field: &Option<String>| field.clone().unwrap_or_default();
-        Self { namespace: text(&meta.namespace), name: text(&meta.name) }
+        Self::new(meta.namespace.as_deref().unwrap_or_default(), meta.name.as_deref().unwrap_or_default())
     }
 
     pub(crate) fn object_ref<K: Resource<DynamicType = ()>>(&self) -> ObjectRef<K> {
-        ObjectRef::new(&self.name).within(&self.namespace)
+        ObjectRef::new(self.name()).within(self.namespace())
     }
 
     pub(crate) fn namespace(&self) -> &str {
-        &self.namespace
+        self.parts().0
     }
 
     pub(crate) fn name(&self) -> &str {
-        &self.name
+        self.parts().1
+    }
+
+    /// Whether this name is a clone of the other one.
+    #[cfg(test)]
+    pub(super) fn shares_memory_with(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    fn parts(&self) -> (&str, &str) {
+        self.0.split_once('\0').unwrap_or_default()
     }
 }
 
-impl std::fmt::Display for NamespacedName {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
+impl Default for NamespacedName {
+    fn default() -> Self {
+        Self::new("", "")
+    }
+}
+
+impl fmt::Display for NamespacedName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace(), self.name())
+    }
+}
+
+impl fmt::Debug for NamespacedName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NamespacedName({self})")
     }
 }
 
@@ -96,7 +117,7 @@ pub(super) fn references_of_provider(
 ) -> BTreeSet<(NamespacedName, NamespacedName)> {
     let Ok(provider) = &provider.0 else { return BTreeSet::new() };
     let name = NamespacedName::from_metadata(&provider.metadata);
-    let secret = NamespacedName::new(&name.namespace, &provider.spec.client.secret_ref().name);
+    let secret = NamespacedName::new(name.namespace(), &provider.spec.client.secret_ref().name);
     BTreeSet::from([(secret, name)])
 }
 
@@ -148,6 +169,16 @@ mod tests {
             "metadata": { "namespace": "shop", "name": name }, "spec": spec,
         });
         serde_json::from_value(app).unwrap()
+    }
+
+    #[test]
+    fn names_are_ordered_by_namespace_and_then_by_name() {
+        let names = [("", ""), ("", "a"), ("shop", ""), ("shop", "a"), ("shop", "b"), ("shop-2", "a"), ("shop.a", "")];
+        let names = names.map(|(namespace, name)| NamespacedName::new(namespace, name));
+        assert!(names.is_sorted_by(|one, other| one < other), "{names:?}");
+        assert_eq!(names[0], NamespacedName::default());
+        assert_eq!((names[5].namespace(), names[5].name()), ("shop-2", "a"));
+        assert_eq!(names[5].to_string(), "shop-2/a");
     }
 
     #[test]

@@ -14,6 +14,7 @@ use latchkey_crds::{
     types::{AppId, HostName},
 };
 
+use super::index::{NamespacedName, app_name};
 use crate::{app::keys::policy::digest_if_long, client::status::StatusDigest};
 
 /// The prefix of Latchkey's annotations (`latchkey_crds::names`).
@@ -25,11 +26,11 @@ const MAX_ERROR_LENGTH: usize = 1024;
 pub(super) type Metadata<K> = PartialObjectMeta<K>;
 
 /// A Client without its status. A cluster can have 50,000 Clients, and a status needs more memory than the rest of a
-/// Client, so only its digest is stored. Of the annotations, only the rotation request is stored, in the form of
-/// [`digest_if_long`].
+/// Client, so only its digest is kept. Of the annotations, only the rotation request is kept, in the form of
+/// [`digest_if_long`]. [`ClientStore`](super::client_store::ClientStore) stores it.
 #[derive(Clone, Debug)]
 pub(crate) struct WatchedClient {
-    /// The Client, or why it cannot be decoded. The store and the reconciles share it.
+    /// The Client, or why it cannot be decoded.
     pub(crate) client: Result<Arc<Client>, Arc<InvalidObject>>,
     /// The status that the watch reported.
     pub(crate) status: StatusDigest,
@@ -76,6 +77,11 @@ impl WatchedClient {
     /// Returns the Client, or `None` if it cannot be decoded.
     pub(crate) fn decoded(&self) -> Option<&Client> {
         self.client.as_deref().ok()
+    }
+
+    /// Returns the App that the Client names, or `None` if the Client cannot be decoded.
+    pub(super) fn app_name(&self) -> Option<NamespacedName> {
+        self.decoded().map(app_name)
     }
 
     /// Whether two versions are equal in everything that a reconcile reads, except the status.

@@ -2,43 +2,38 @@
 
 use std::{collections::HashSet, convert::Infallible, sync::Arc};
 
-use kube::{core::DeserializeGuard, runtime::reflector::ObjectRef};
-use latchkey_crds::{
-    app::App,
-    provider::Provider,
-    types::{AppId, HostName},
-};
+use kube::Resource;
+use latchkey_crds::types::{AppId, HostName};
 use tokio::sync::mpsc;
 
 use super::{
     client_index::ClientReference,
     fair_queue::{ClientChange, FairQueue},
     index::{NamespacedName, Reference},
-    objects::WatchedClient,
     state::ClusterState,
 };
 
 /// Queues what must be reconciled.
 #[derive(Clone)]
 pub(crate) struct ReconcileQueue {
-    pub(crate) apps: mpsc::UnboundedSender<ObjectRef<DeserializeGuard<App>>>,
-    pub(crate) providers: mpsc::UnboundedSender<ObjectRef<DeserializeGuard<Provider>>>,
+    pub(crate) apps: mpsc::UnboundedSender<NamespacedName>,
+    pub(crate) providers: mpsc::UnboundedSender<NamespacedName>,
     /// The names of rendered Secrets whose App might no longer exist.
     pub(crate) orphans: mpsc::UnboundedSender<String>,
     /// AppIDs with keys, whose App might no longer exist.
     pub(crate) releases: mpsc::UnboundedSender<AppId>,
-    pub(crate) clients: mpsc::UnboundedSender<ObjectRef<WatchedClient>>,
+    pub(crate) clients: mpsc::UnboundedSender<NamespacedName>,
     /// Changes of Clients and of the objects that they reference, as the watches report them.
     pub(crate) client_changes: Arc<FairQueue>,
 }
 
 /// The receiving ends of the [`ReconcileQueue`].
 pub(crate) struct QueueReceivers {
-    pub(crate) apps: mpsc::UnboundedReceiver<ObjectRef<DeserializeGuard<App>>>,
-    pub(crate) providers: mpsc::UnboundedReceiver<ObjectRef<DeserializeGuard<Provider>>>,
+    pub(crate) apps: mpsc::UnboundedReceiver<NamespacedName>,
+    pub(crate) providers: mpsc::UnboundedReceiver<NamespacedName>,
     pub(crate) orphans: mpsc::UnboundedReceiver<String>,
     pub(crate) releases: mpsc::UnboundedReceiver<AppId>,
-    pub(crate) clients: mpsc::UnboundedReceiver<ObjectRef<WatchedClient>>,
+    pub(crate) clients: mpsc::UnboundedReceiver<NamespacedName>,
     pub(crate) client_changes: Arc<FairQueue>,
 }
 
@@ -63,17 +58,14 @@ impl ReconcileQueue {
         (Self { apps, providers, orphans, releases, clients, client_changes }, receivers)
     }
 
-    pub(super) fn enqueue_app(&self, app: ObjectRef<DeserializeGuard<App>>) {
+    /// Queues an App, without a delay.
+    pub(crate) fn enqueue_app(&self, app: NamespacedName) {
         // Here and below, a closed receiver means that the process is ending.
         let _ = self.apps.send(app);
     }
 
-    pub(super) fn enqueue_provider(&self, provider: ObjectRef<DeserializeGuard<Provider>>) {
+    pub(crate) fn enqueue_provider(&self, provider: NamespacedName) {
         let _ = self.providers.send(provider);
-    }
-
-    pub(crate) fn enqueue_provider_named(&self, namespace: &str, name: &str) {
-        self.enqueue_provider(ObjectRef::new(name).within(namespace));
     }
 
     pub(crate) fn enqueue_orphan(&self, secret: String) {
@@ -91,12 +83,12 @@ impl ReconcileQueue {
 
     /// Queues the Apps of the namespace that wait for room in a quota and for which there is room now.
     pub(crate) fn enqueue_waiting(&self, objects: &ClusterState, namespace: &str) {
-        objects.quotas.admissible(namespace).iter().for_each(|app| self.enqueue_app(app.object_ref()));
+        objects.quotas.admissible(namespace).into_iter().for_each(|app| self.enqueue_app(app));
     }
 
     pub(crate) fn enqueue_all_apps(&self, objects: &ClusterState) {
         for app in objects.apps.state() {
-            self.enqueue_app(ObjectRef::from_obj(&*app));
+            self.enqueue_app(NamespacedName::from_metadata(app.meta()));
         }
     }
 
@@ -104,7 +96,7 @@ impl ReconcileQueue {
     pub(crate) fn enqueue_everything(&self, objects: &ClusterState) {
         objects.published.secrets().into_iter().for_each(|secret| self.enqueue_orphan(secret));
         for provider in objects.providers.state() {
-            self.enqueue_provider(ObjectRef::from_obj(&*provider));
+            self.enqueue_provider(NamespacedName::from_metadata(provider.meta()));
         }
         self.enqueue_all_releases(objects);
         self.enqueue_all_apps(objects);
@@ -114,22 +106,19 @@ impl ReconcileQueue {
     /// Queues the Clients that the reconcile of an App might not queue, because their App does not exist or might not
     /// accept Clients of their namespace. The other Clients are not queued here, because there can be 50,000 of them.
     fn enqueue_clients_without_outcome(&self, objects: &ClusterState) {
-        for client in objects.clients.state() {
+        for name in objects.clients.names() {
+            let Some(client) = objects.clients.summary(&name) else { continue };
+            let app = client.app.filter(|app| app.namespace() == name.namespace());
             let is_of_existing_app_of_its_namespace =
-                client.decoded().is_some_and(|client| client.is_in_app_namespace() && objects.app_of(client).is_some());
+                app.is_some_and(|app| objects.apps.get(&app.object_ref()).is_some());
             if !is_of_existing_app_of_its_namespace {
-                self.enqueue_client(ObjectRef::from_obj(&*client));
+                self.enqueue_client(name);
             }
         }
     }
 
-    pub(crate) fn enqueue_client(&self, client: ObjectRef<WatchedClient>) {
+    pub(crate) fn enqueue_client(&self, client: NamespacedName) {
         let _ = self.clients.send(client);
-    }
-
-    /// Queues the App of a Client, without a delay.
-    pub(crate) fn enqueue_app_named(&self, app: &NamespacedName) {
-        self.enqueue_app(app.object_ref());
     }
 
     /// Records that a Client of this App has changed. `app` is `None` if the App is not known.
@@ -146,8 +135,9 @@ impl ReconcileQueue {
     /// Records a change for each Client that has this reference.
     pub(super) fn push_changes_of_clients_with(&self, objects: &ClusterState, reference: ClientReference<'_>) {
         for name in objects.client_index.get(reference) {
-            if let Some(client) = objects.clients.get(&name.object_ref()) {
-                self.push_client_change((*name).clone(), objects.client_index.app_of(&client));
+            if let Some(client) = objects.clients.summary(&name) {
+                let app = objects.client_index.app_of(&name, client.app);
+                self.push_client_change(name, app);
             }
         }
     }
@@ -155,28 +145,25 @@ impl ReconcileQueue {
     /// Queues, without a delay, the Apps of all Clients that have this reference.
     pub(super) fn enqueue_apps_of_clients_with(&self, objects: &ClusterState, reference: ClientReference<'_>) {
         let clients = objects.client_index.get(reference);
-        let app_of = |name: &Arc<NamespacedName>| {
-            let client = objects.clients.get(&name.object_ref())?;
-            objects.client_index.app_of(&client)
+        let app_of = |name: &NamespacedName| {
+            let client = objects.clients.summary(name)?;
+            objects.client_index.app_of(name, client.app)
         };
         let apps: HashSet<_> = clients.iter().filter_map(app_of).collect();
-        apps.iter().for_each(|app| self.enqueue_app_named(app));
+        apps.into_iter().for_each(|app| self.enqueue_app(app));
     }
 
     pub(crate) fn enqueue_apps_with_id(&self, objects: &ClusterState, id: &AppId) {
         self.enqueue_referencing_apps(objects, &Reference::AppId(id.clone()));
     }
 
-    pub(super) fn enqueue_apps_with_provider(&self, objects: &ClusterState, namespace: &str, provider: &str) {
-        self.enqueue_referencing_apps(objects, &Reference::Provider(NamespacedName::new(namespace, provider)));
+    pub(super) fn enqueue_apps_with_provider(&self, objects: &ClusterState, provider: &NamespacedName) {
+        self.enqueue_referencing_apps(objects, &Reference::Provider(provider.clone()));
     }
 
-    fn enqueue_apps_with_config_map(&self, objects: &ClusterState, namespace: &str, name: &str) {
-        self.enqueue_referencing_apps(objects, &Reference::ConfigMap(NamespacedName::new(namespace, name)));
-    }
-
-    pub(super) fn enqueue_for_config_map(&self, objects: &ClusterState, namespace: &str, name: &str) {
-        self.enqueue_apps_with_config_map(objects, namespace, name);
+    pub(super) fn enqueue_for_config_map(&self, objects: &ClusterState, config_map: &NamespacedName) {
+        self.enqueue_referencing_apps(objects, &Reference::ConfigMap(config_map.clone()));
+        let (namespace, name) = (config_map.namespace(), config_map.name());
         self.push_changes_of_clients_with(objects, ClientReference::ConfigMap { namespace, name });
     }
 
@@ -185,19 +172,19 @@ impl ReconcileQueue {
         self.enqueue_referencing_apps(objects, &Reference::PagesHost(host.clone()));
     }
 
-    pub(super) fn enqueue_for_secret(&self, objects: &ClusterState, namespace: &str, name: &str) {
-        let secret = NamespacedName::new(namespace, name);
-        for provider in objects.providers_by_secret.get(&secret) {
-            self.enqueue_apps_with_provider(objects, namespace, provider.name());
-            self.enqueue_provider(provider.object_ref());
+    pub(super) fn enqueue_for_secret(&self, objects: &ClusterState, secret: &NamespacedName) {
+        for provider in objects.providers_by_secret.get(secret) {
+            self.enqueue_apps_with_provider(objects, &provider);
+            self.enqueue_provider(provider);
         }
-        self.enqueue_referencing_apps(objects, &Reference::Secret(secret));
+        self.enqueue_referencing_apps(objects, &Reference::Secret(secret.clone()));
+        let (namespace, name) = (secret.namespace(), secret.name());
         self.push_changes_of_clients_with(objects, ClientReference::Secret { namespace, name });
     }
 
     fn enqueue_referencing_apps(&self, objects: &ClusterState, reference: &Reference) {
         for app in objects.apps_by_reference.get(reference) {
-            self.enqueue_app(app.object_ref());
+            self.enqueue_app(app);
         }
     }
 }

@@ -14,9 +14,9 @@ use parking_lot::{Mutex, MutexGuard};
 use super::{
     client_index::{ClientIndex, ClientReference},
     client_secrets::ClientSecrets,
+    client_store::ClientStore,
     index::{NamespacedName, Reference, ReferenceIndex, app_name},
     namespaces::Namespaces,
-    objects::WatchedClient,
     published::PublishedDocuments,
 };
 use crate::{
@@ -32,7 +32,7 @@ pub(crate) struct ClusterState {
     /// watch of the other objects.
     pub(crate) apps: Store<DeserializeGuard<App>>,
     pub(crate) providers: Store<DeserializeGuard<Provider>>,
-    pub(crate) clients: Store<WatchedClient>,
+    pub(crate) clients: Arc<ClientStore>,
     pub(crate) client_index: Arc<ClientIndex>,
     pub(crate) client_secrets: Arc<ClientSecrets>,
     pub(crate) client_outcomes: Arc<ClientOutcomes>,
@@ -58,7 +58,6 @@ impl ClusterState {
     pub(crate) fn new(
         apps: Store<DeserializeGuard<App>>,
         providers: Store<DeserializeGuard<Provider>>,
-        clients: Store<WatchedClient>,
         namespaces: Namespaces,
         limits: QuotaLimits,
     ) -> Self {
@@ -66,7 +65,7 @@ impl ClusterState {
         Self {
             apps,
             providers,
-            clients,
+            clients: Arc::default(),
             client_index: Arc::default(),
             client_secrets: Arc::default(),
             client_outcomes: Arc::default(),

@@ -32,19 +32,17 @@ impl<K: Resource<DynamicType = ()> + Clone + 'static> StoreWriter<K> {
     /// Applies an event and returns the object as it was before.
     pub(super) fn apply(&mut self, event: &WatchEvent<K>) -> Option<Arc<K>> {
         match (event, &mut self.before_sync) {
-            (WatchEvent::Applied(object), Some(before_sync)) => {
+            (WatchEvent::Applied(_, object), Some(before_sync)) => {
                 before_sync.insert(ObjectRef::from_obj(object), Arc::new(object.clone()))
             }
-            (WatchEvent::Applied(object), None) => {
+            (WatchEvent::Applied(_, object), None) => {
                 let before = self.store.get(&ObjectRef::from_obj(object));
                 self.writer.apply_watcher_event(&Event::Apply(object.clone()));
                 before
             }
-            (WatchEvent::Deleted { namespace, name, .. }, Some(before_sync)) => {
-                before_sync.remove(&ObjectRef::new(name).within(namespace))
-            }
-            (WatchEvent::Deleted { namespace, name, .. }, None) => {
-                let before = self.store.get(&ObjectRef::new(name).within(namespace))?;
+            (WatchEvent::Deleted { name, .. }, Some(before_sync)) => before_sync.remove(&name.object_ref::<K>()),
+            (WatchEvent::Deleted { name, .. }, None) => {
+                let before = self.store.get(&name.object_ref())?;
                 self.writer.apply_watcher_event(&Event::Delete(K::clone(&before)));
                 Some(before)
             }

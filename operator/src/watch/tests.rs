@@ -17,6 +17,7 @@ use tokio::sync::mpsc;
 use super::{
     client_index::ClientReference,
     handlers::Handlers,
+    index::NamespacedName,
     namespaces::Namespaces,
     objects::{Metadata, WatchedClient, is_same_except_status, strip_metadata},
     published::{PublishedApp, PublishedDocuments},
@@ -42,9 +43,8 @@ fn app(namespace: &str, app_id: &str, version: &str) -> DeserializeGuard<App> {
 }
 
 fn objects() -> (ClusterState, Writer<DeserializeGuard<App>>) {
-    let (apps, writer) = store();
-    let ((providers, _), (clients, _)) = (store(), store());
-    (ClusterState::new(apps, providers, clients, Namespaces::default(), QuotaLimits::default()), writer)
+    let ((apps, writer), (providers, _)) = (store(), store());
+    (ClusterState::new(apps, providers, Namespaces::default(), QuotaLimits::default()), writer)
 }
 
 fn handlers(objects: &ClusterState, queue: ReconcileQueue, watch: &'static str) -> Handlers {
@@ -113,7 +113,7 @@ async fn the_document_of_an_app_that_is_recreated_with_another_app_id_may_be_an_
     assert_eq!(receivers.orphans.try_recv().unwrap(), "latchkey-app-shop");
     let mut enqueued = Vec::new();
     while let Ok(app) = receivers.apps.try_recv() {
-        enqueued.push(app.namespace.unwrap());
+        enqueued.push(app.namespace().to_owned());
     }
     assert_eq!(enqueued, ["shop", "waiting", "shop", "waiting"], "its appID may be free for another App");
 }
@@ -135,10 +135,9 @@ async fn if_not_all_apps_of_a_namespace_fit_older_ones_have_precedence() {
     let apps = [app_created("young", 3), app_created("held", 0), app_created("old", 1), app_created("middle", 2)];
     let claims = apps.clone().map(|app| Claim::from_app(app.0.as_ref().unwrap()));
     let ahead = async |limit| {
-        let (apps_store, writer) = store();
-        let ((providers, _), (clients, _)) = (store(), store());
+        let ((apps_store, writer), (providers, _)) = (store(), store());
         let limits = QuotaLimits { apps: limit, ..QuotaLimits::default() };
-        let objects = ClusterState::new(apps_store, providers, clients, Namespaces::default(), limits);
+        let objects = ClusterState::new(apps_store, providers, Namespaces::default(), limits);
         let owner = AppIdOwner { namespace: "shop".into(), name: "held".into() };
         objects.quotas.record_keys(&"held".parse().unwrap(), Some(owner));
         let applied = apps.clone().into_iter().map(Event::InitApply);
@@ -258,7 +257,7 @@ async fn apps_that_wait_for_a_host_are_enqueued_when_it_can_be_free() {
         let events = [Event::Init, Event::InitApply(first), Event::InitDone, event];
         let watches = vec![stream::iter(events).map(Ok).boxed()];
         handlers(&objects, queue, "rendered apps").follow_published(watches).await;
-        std::iter::from_fn(move || receivers.apps.try_recv().ok()).map(|app| app.name).collect::<Vec<_>>()
+        std::iter::from_fn(move || receivers.apps.try_recv().ok()).map(|app| app.name().to_owned()).collect::<Vec<_>>()
     };
     assert_eq!(enqueued_by(Event::Apply(secret(Some("login.example.com"), "8"))).await, [""; 0]);
     assert_eq!(enqueued_by(Event::Apply(secret(None, "8"))).await, ["waiting"]);
@@ -272,8 +271,8 @@ async fn apps_that_wait_for_a_host_are_enqueued_when_it_can_be_free() {
     let events = stream::iter(events).chain(stream::iter([Event::Delete(old)])).map(Ok).boxed();
     let (queue, mut receivers) = ReconcileQueue::new();
     handlers(&objects, queue, "apps").follow_apps(vec![events], writer).await;
-    let enqueued: Vec<_> = std::iter::from_fn(|| receivers.apps.try_recv().ok()).map(|app| app.name).collect();
-    assert_eq!(enqueued[2..], ["waiting"], "{enqueued:?}");
+    let enqueued: Vec<_> = std::iter::from_fn(|| receivers.apps.try_recv().ok()).collect();
+    assert_eq!(enqueued[2..], [NamespacedName::new("shop", "waiting")], "{enqueued:?}");
 }
 
 #[test]
@@ -356,7 +355,7 @@ async fn the_app_of_a_deleted_document_is_enqueued_even_if_the_operator_deleted_
     let (queue, mut receivers) = ReconcileQueue::new();
     let watches = vec![stream::iter(events).map(Ok).boxed()];
     handlers(&objects, queue, "rendered apps").follow_published(watches).await;
-    assert_eq!(receivers.apps.try_recv().unwrap().name, "store");
+    assert_eq!(receivers.apps.try_recv().unwrap().name(), "store");
 }
 
 #[tokio::test]
@@ -406,7 +405,6 @@ fn client(name: &str, version: &str, spec: &Value) -> WatchedClient {
 /// Follows these events of Clients after a first list, and returns the changes that they cause.
 async fn client_changes(
     objects: &ClusterState,
-    writer: Writer<WatchedClient>,
     first: Vec<WatchedClient>,
     events: Vec<Event<WatchedClient>>,
 ) -> Vec<String> {
@@ -414,33 +412,33 @@ async fn client_changes(
     let listed = first.into_iter().map(Event::InitApply);
     let events = std::iter::once(Event::Init).chain(listed).chain([Event::InitDone]).chain(events);
     let watches = vec![stream::iter(events.collect::<Vec<_>>()).map(Ok).boxed()];
-    handlers(objects, queue, "clients").follow_clients(watches, writer).await;
+    handlers(objects, queue, "clients").follow_clients(watches).await;
     std::iter::from_fn(|| receivers.client_changes.try_pop())
         .map(|change| format!("{} of {}", change.client.name(), change.app))
         .collect()
 }
 
-fn objects_for_clients(namespaces: Namespaces) -> (ClusterState, Writer<WatchedClient>) {
-    let ((apps, _), (providers, _), (clients, writer)) = (store(), store(), store());
-    (ClusterState::new(apps, providers, clients, namespaces, QuotaLimits::default()), writer)
+fn objects_for_clients(namespaces: Namespaces) -> ClusterState {
+    let ((apps, _), (providers, _)) = (store(), store());
+    ClusterState::new(apps, providers, namespaces, QuotaLimits::default())
 }
 
 #[tokio::test]
 async fn each_change_of_a_client_concerns_its_app_and_a_status_write_does_not() {
-    let (objects, writer) = objects_for_clients(Namespaces::default());
+    let objects = objects_for_clients(Namespaces::default());
     let mut same = client("grafana", "1", &json!({}));
     same.meta_mut().resource_version = Some("2".to_owned());
     let first = vec![client("grafana", "1", &json!({})), client("argo", "1", &json!({}))];
-    let changes = client_changes(&objects, writer, first, vec![Event::Apply(same)]).await;
+    let changes = client_changes(&objects, first, vec![Event::Apply(same)]).await;
     assert_eq!(changes, ["grafana of identity/platform", "argo of identity/platform"], "of the first list");
 
-    let (objects, writer) = objects_for_clients(Namespaces::default());
+    let objects = objects_for_clients(Namespaces::default());
     let events = vec![
         Event::Apply(client("grafana", "2", &json!({ "displayName": "Edited" }))),
         Event::Apply(client("new", "3", &json!({ "appRef": { "name": "other" } }))),
         Event::Delete(client("grafana", "4", &json!({}))),
     ];
-    let changes = client_changes(&objects, writer, Vec::new(), events).await;
+    let changes = client_changes(&objects, Vec::new(), events).await;
     assert_eq!(changes, ["grafana of identity/platform", "new of monitoring/other"]);
     let of_app = ClientReference::App { namespace: "identity", name: "platform" };
     assert!(objects.client_index.get(of_app).is_empty());
@@ -448,26 +446,26 @@ async fn each_change_of_a_client_concerns_its_app_and_a_status_write_does_not() 
 
 #[tokio::test]
 async fn the_deletion_of_an_undecodable_client_concerns_the_app_that_it_named() {
-    let (objects, writer) = objects_for_clients(Namespaces::watched());
+    let objects = objects_for_clients(Namespaces::watched());
     let broken = |version: &str| client("grafana", version, &json!({ "displayName": 7 }));
     assert!(broken("2").decoded().is_none());
     let events = vec![Event::Apply(broken("2")), Event::Delete(broken("3"))];
-    let changes = client_changes(&objects, writer, vec![client("grafana", "1", &json!({}))], events).await;
+    let changes = client_changes(&objects, vec![client("grafana", "1", &json!({}))], events).await;
     assert_eq!(changes, ["grafana of identity/platform"], "of no unknown App");
     let of_app = ClientReference::App { namespace: "identity", name: "platform" };
     assert!(objects.client_index.get(of_app).is_empty());
 
-    let (objects, writer) = objects_for_clients(Namespaces::watched());
-    client_changes(&objects, writer, vec![client("grafana", "1", &json!({}))], vec![Event::Apply(broken("2"))]).await;
+    let objects = objects_for_clients(Namespaces::watched());
+    client_changes(&objects, vec![client("grafana", "1", &json!({}))], vec![Event::Apply(broken("2"))]).await;
     let (queue, mut receivers) = ReconcileQueue::new();
     queue.enqueue_apps_of_clients_with(&objects, ClientReference::GrantedNamespace("monitoring"));
-    assert_eq!(receivers.apps.try_recv().unwrap().name, "platform");
+    assert_eq!(receivers.apps.try_recv().unwrap().name(), "platform");
 }
 
 #[tokio::test]
-async fn a_secret_of_a_client_and_the_labels_of_its_namespace_concern_the_client() {
-    let (objects, writer) = objects_for_clients(Namespaces::watched());
-    client_changes(&objects, writer, vec![client("grafana", "1", &json!({}))], Vec::new()).await;
+async fn changes_of_the_secret_and_of_the_namespace_labels_of_a_client_queue_the_client() {
+    let objects = objects_for_clients(Namespaces::watched());
+    client_changes(&objects, vec![client("grafana", "1", &json!({}))], Vec::new()).await;
     let secret = |name: &str, version: &str| -> Secret {
         serde_json::from_value(json!({
             "metadata": { "namespace": "monitoring", "name": name, "resourceVersion": version },
@@ -505,7 +503,7 @@ async fn a_secret_of_a_client_and_the_labels_of_its_namespace_concern_the_client
     handlers(&objects, queue, "namespaces").follow_namespaces(watches).await;
     assert_eq!(receivers.client_changes.try_pop().unwrap().client.name(), "grafana");
     assert_eq!(receivers.client_changes.try_pop(), None, "the other changes concern no Client");
-    assert_eq!(receivers.apps.try_recv().unwrap().name, "platform", "it does not wait behind other Clients");
+    assert_eq!(receivers.apps.try_recv().unwrap().name(), "platform", "it does not wait behind other Clients");
     assert!(receivers.apps.try_recv().is_err());
 }
 
@@ -526,6 +524,6 @@ async fn a_standby_keeps_no_queue() {
     assert!(receivers.apps.is_empty() && receivers.orphans.is_empty());
     // When the standby becomes the leader, it queues everything.
     queue.enqueue_everything(&objects);
-    assert_eq!(receivers.apps.try_recv().unwrap().name, "store");
+    assert_eq!(receivers.apps.try_recv().unwrap().name(), "store");
     assert_eq!(receivers.orphans.try_recv().unwrap(), "latchkey-app-shop");
 }

@@ -1,6 +1,5 @@
 //! Writes the status of an App if anything in it except times has changed, and records Events about the change.
 
-use kube::runtime::controller::Action;
 use latchkey_crds::{
     app::{App, AppStatus},
     conditions::Reason,
@@ -17,6 +16,7 @@ use crate::{
         validate::Rejection,
     },
     context::Context,
+    controller::Action,
     error::Error,
     facts::FieldError,
     status::write::write_status,

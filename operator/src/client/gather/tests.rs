@@ -1,11 +1,5 @@
 use http::{Method, StatusCode};
-use kube::{
-    core::DeserializeGuard,
-    runtime::{
-        reflector::store::{self, Writer},
-        watcher::Event,
-    },
-};
+use kube::core::DeserializeGuard;
 use latchkey_crds::rendered::RenderedClientAuthentication;
 use serde_json::{Value, json};
 
@@ -25,31 +19,24 @@ const RENDERED: &str = "/api/v1/namespaces/latchkey/secrets/latchkey-app-platfor
 /// The operator's copies of the Clients of a cluster with the App `identity/platform`.
 struct TestCluster {
     context: Context,
-    clients: Writer<WatchedClient>,
 }
 
 impl TestCluster {
     fn new(script: &MockApi) -> Self {
-        let mut context = context(script.client()).0;
-        let (clients, mut writer) = store::store::<WatchedClient>();
-        writer.apply_watcher_event(&Event::Init);
-        writer.apply_watcher_event(&Event::InitDone);
-        context.objects.clients = clients;
-        Self { context, clients: writer }
+        Self { context: context(script.client()).0 }
     }
 
-    fn add(&mut self, client: Value) {
+    fn add(&self, client: Value) {
         let client: WatchedClient = serde_json::from_value::<DeserializeGuard<Client>>(client).unwrap().into();
         let name = NamespacedName::from_metadata(client.meta());
         self.context.objects.client_index.update(&name, None, Some(&client));
-        self.clients.apply_watcher_event(&Event::Apply(client));
+        self.context.objects.clients.insert(name, &client);
     }
 
-    fn delete(&mut self, name: &str) {
+    fn delete(&self, name: &str) {
         let name = NamespacedName::new("identity", name);
-        let client = self.context.objects.clients.get(&name.object_ref()).unwrap();
-        self.context.objects.client_index.update(&name, Some(&*client), None);
-        self.clients.apply_watcher_event(&Event::Delete(WatchedClient::clone(&client)));
+        let client = self.context.objects.clients.remove(&name).unwrap();
+        self.context.objects.client_index.update(&name, Some(&client), None);
     }
 
     /// Returns the names of the clients that the document gets.
@@ -88,9 +75,28 @@ fn with_document(times: usize, names: &'static [&'static str]) -> MockApi {
 }
 
 #[tokio::test]
+async fn clients_are_considered_in_the_order_of_age_then_namespace_and_name() {
+    let cluster = TestCluster::new(&MockApi::default());
+    let (early, late) = (Some("2026-01-01T00:00:00Z"), Some("2026-01-02T00:00:00Z"));
+    let sorted = [(early, "b", "c"), (late, "a", "b"), (late, "b", "a"), (late, "b", "b"), (None, "a", "a")];
+    for (created, namespace, name) in sorted.into_iter().rev() {
+        let mut client = serde_json::to_value(client_with(namespace, name, json!({}))).unwrap();
+        if let Some(created) = created {
+            client["metadata"]["creationTimestamp"] = json!(created);
+        }
+        cluster.add(client);
+    }
+    let app = app(json!({ "clients": { "namespaces": { "from": "All" } } }));
+    let (considered, decisions) = consider(&app, &NamespacedName::new("identity", "platform"), &cluster.context);
+    let names: Vec<_> = considered.iter().map(|one| one.name.to_string()).collect();
+    assert_eq!(names, sorted.map(|(_, namespace, name)| format!("{namespace}/{name}")));
+    assert!(decisions.is_empty());
+}
+
+#[tokio::test]
 async fn after_a_start_an_undecodable_client_is_found_in_the_document_by_its_uid() {
     let script = with_document(2, &["grafana", "argo"]);
-    let mut cluster = TestCluster::new(&script);
+    let cluster = TestCluster::new(&script);
     cluster.add(undecodable("grafana"));
     let mut recreated = undecodable("argo");
     recreated["metadata"]["uid"] = json!("another");
@@ -106,7 +112,7 @@ async fn after_a_start_an_undecodable_client_is_found_in_the_document_by_its_uid
 #[tokio::test]
 async fn after_a_start_an_undecodable_client_stays_served_even_if_its_app_could_not_be_decoded_at_first() {
     let script = with_document(2, &["grafana"]);
-    let mut cluster = TestCluster::new(&script);
+    let cluster = TestCluster::new(&script);
     cluster.add(undecodable("grafana"));
     record_document(&cluster.context, vec![rendered("grafana")]);
     let app = NamespacedName::new("identity", "platform");
@@ -118,7 +124,7 @@ async fn after_a_start_an_undecodable_client_stays_served_even_if_its_app_could_
 #[tokio::test]
 async fn after_a_start_a_client_that_is_served_without_a_secret_stays_in_the_document() {
     let script = with_document(1, &["grafana"]);
-    let mut cluster = TestCluster::new(&script);
+    let cluster = TestCluster::new(&script);
     cluster.add(client("grafana", json!({})));
     cluster.add(client("new", json!({})));
     assert_eq!(cluster.select().await, [""; 0], "a new Client enters the document together with its secret");
@@ -130,7 +136,7 @@ async fn after_a_start_a_client_that_is_served_without_a_secret_stays_in_the_doc
 #[tokio::test]
 async fn a_refused_client_without_a_secret_stays_served_as_it_was_accepted_last() {
     let script = with_document(1, &["grafana"]);
-    let mut cluster = TestCluster::new(&script);
+    let cluster = TestCluster::new(&script);
     cluster.add(client("grafana", json!({ "scopes": ["groups"] })));
     record_document(&cluster.context, vec![rendered("grafana")]);
     assert_eq!(cluster.select().await, ["grafana"]);
@@ -156,7 +162,7 @@ async fn every_client_is_decided_even_if_large_key_sets_displace_each_other() {
         let config_map = config_map.clone();
         script.expect(Method::GET, CONFIG_MAP, move |_| (StatusCode::OK, config_map))
     });
-    let mut cluster = TestCluster::new(&script);
+    let cluster = TestCluster::new(&script);
     let keys = || web(json!({ "authentication": "PrivateKeyJWT", "jwksRef": { "name": "keys", "key": "jwks" } }));
     for number in 0..700 {
         cluster.add(client(&format!("c{number:03}"), keys()));

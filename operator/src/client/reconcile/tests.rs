@@ -16,7 +16,7 @@ fn client(fields: serde_json::Value) -> Client {
 
 fn outcome(refusal: Option<FieldError>, is_served: bool) -> ClientOutcome {
     ClientOutcome {
-        name: Arc::new(NamespacedName::new("monitoring", "grafana")),
+        name: NamespacedName::new("monitoring", "grafana"),
         generation: 1,
         issuer: "https://auth.example.com/platform".into(),
         refusal: refusal.map(Box::new),

@@ -249,24 +249,6 @@ fn of_clients_with_one_client_id_the_oldest_is_accepted() {
     assert_eq!(reasons(&selected), [Some(Reason::InvalidSpec), Some(Reason::ClientIDConflict)]);
 }
 
-#[test]
-fn clients_are_sorted_by_age_then_namespace_and_name() {
-    let client = |created: Option<&str>, namespace: &str, name: &str| {
-        let mut client = client_with(namespace, name, json!({}));
-        client.metadata.creation_timestamp = created.map(|time| serde_json::from_value(json!(time)).unwrap());
-        client
-    };
-    let (early, late) = (Some("2026-01-01T00:00:00Z"), Some("2026-01-02T00:00:00Z"));
-    let sorted = [
-        client(early, "b", "b"),
-        client(late, "a", "b"),
-        client(late, "b", "a"),
-        client(late, "b", "b"),
-        client(None, "a", "a"),
-    ];
-    assert!(sorted.is_sorted_by_key(age));
-}
-
 /// Builds Clients of one namespace with small specs.
 fn many(namespace: &str, count: usize) -> Vec<Candidate> {
     (0..count).map(|number| candidate(namespace, &format!("c{number}"), json!({}))).collect()
