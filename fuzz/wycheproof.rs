@@ -21,7 +21,7 @@ struct Vector<'a> {
     is_good: bool,
 }
 
-/// The numbers of vectors of a set that were correctly accepted and rejected.
+/// How many vectors of a set were correctly accepted (`good`), and how many were correctly rejected (`bad`).
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Count {
     good: usize,

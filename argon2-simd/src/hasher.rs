@@ -159,7 +159,7 @@ impl Hasher {
         }
     }
 
-    /// Returns the pseudo-random values of 128 blocks of a segment (RFC 9106, 3.4.1.2). `number` is the number of the
+    /// Returns the pseudo-random values for 128 blocks of a segment (RFC 9106, 3.4.1.2). `number` is the number of the
     /// address block in the segment, from 1.
     fn address_block(&self, function: &Function<'_>, segment: &Segment, number: u64) -> Block {
         // Zeros, the input, and the results of the first and the second compression.

@@ -7,7 +7,7 @@
 //! Each kernel has its own order of the words in a block. In kernels with vectors, a vector contains words that P
 //! treats alike, from several rows and columns. The order is chosen so that words rarely move within a vector: the
 //! number of a vector determines to which quarter of a row, and to which quarter of a column, its words belong. All
-//! blocks in memory have this order, so only the first two blocks and the last block of a lane are converted.
+//! blocks in memory have this order, so only the first two blocks and the last block of each lane are converted.
 //!
 //! Two properties of the processor shape these kernels. A single P is a long chain of dependent instructions, so
 //! several permutations run in lockstep. The reference block is usually not in a cache. With data-dependent addressing,
@@ -131,8 +131,8 @@ impl Kernel {
 
 /// Fills the consecutive blocks of a [`Run`]. `V` is an array of the vectors of a block.
 ///
-/// `compress` gets the previous block, the reference block, and the old block if the result is combined with the old
-/// block. It calls `NextReference::find` as soon as it has word 0 of the result.
+/// `compress` gets the previous block and the reference block. If the result is combined with the old block, `compress`
+/// also gets the old block. It calls `NextReference::find` as soon as it has word 0 of the result.
 #[inline(always)]
 fn fill_run<V: Pod>(
     memory: &mut [Block],

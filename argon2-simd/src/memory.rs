@@ -4,10 +4,10 @@ use memmap2::MmapMut;
 
 use crate::block::{BYTES, Block};
 
-/// The size of a huge page of x86-64, and of AArch64 with pages of 4 KiB.
+/// The size of a huge page on x86-64, and on AArch64 with 4 KiB pages.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Memory of a fixed number of blocks. The system provides a page of this memory when the page is first written. When
+/// Memory for a fixed number of blocks. The system provides a page of this memory when the page is first written. When
 /// the `BlockMemory` is dropped, the system takes the pages back, and clears them before anybody else can read them.
 pub(crate) struct BlockMemory {
     mapping: MmapMut,
@@ -22,8 +22,8 @@ impl BlockMemory {
     /// Reserves memory. Returns `None` if the system has no more memory to reserve.
     pub(crate) fn new(blocks: usize) -> Option<Self> {
         let bytes = blocks.checked_mul(BYTES)?;
-        // A mapping can start at any page. It gets the addresses of one additional huge page, so that the first block
-        // can start at a huge page. Addresses to which nothing is written use no memory.
+        // A mapping can start at any page. This mapping is one huge page larger than the blocks, so that the first
+        // block can start at a huge page. Addresses that are never written use no memory.
         let mapping = MmapMut::map_anon(bytes.checked_add(HUGE_PAGE_BYTES)?).ok()?;
         let start = mapping.as_ptr().align_offset(HUGE_PAGE_BYTES);
         // Uses huge pages only where the blocks fill them, so that a hash never needs more memory than its blocks. The

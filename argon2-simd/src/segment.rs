@@ -1,9 +1,9 @@
-//! The order in which Argon2 fills its memory, and the blocks that it reads for this (RFC 9106, 3.4).
+//! The order in which Argon2 fills its memory, and the reference blocks that it reads (RFC 9106, 3.4).
 
 use argon2::Params;
 
-/// The number of slices in a pass. A block can refer to all lanes, but in another lane only to slices that are
-/// complete.
+/// The number of slices in a pass. A block can refer to blocks in all lanes. In other lanes, it can only refer to
+/// complete slices.
 pub(crate) const SLICES: usize = 4;
 
 /// The shape of the memory: `lanes` rows of `SLICES` segments each.
@@ -93,7 +93,7 @@ impl Segment {
         let lane =
             if lanes == 1 || (self.pass == 0 && self.slice == 0) { self.lane } else { (value >> 32) as usize % lanes };
         // The area contains the blocks to which this block can refer. In the first pass, it starts at the beginning of
-        // the lane. In later passes, it starts after the slice of this block: the next slice was written longest ago.
+        // the lane. In later passes, it starts after the slice of this block, where the oldest slice begins.
         let (complete_slices, start) = if self.pass == 0 {
             (self.slice, 0)
         } else {
@@ -114,7 +114,7 @@ impl Segment {
 // === impl Run ===
 
 impl Run<'_> {
-    /// Whether the reference blocks do not depend on the password, so that they can be loaded long in advance.
+    /// Whether the reference blocks are independent of the password, so that they can be loaded long in advance.
     #[inline(always)]
     pub(crate) const fn is_data_independent(&self) -> bool {
         matches!(self.references, References::Known(_))

@@ -1,4 +1,4 @@
-//! Unit tests of what the hashes do not show, such as the order of memory accesses.
+//! Unit tests of behavior that the hashes do not show, such as the order of memory accesses.
 
 use std::cell::RefCell;
 

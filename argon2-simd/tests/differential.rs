@@ -123,7 +123,7 @@ fn reference_hash(
 }
 
 #[test]
-fn invalid_lengths_have_the_errors_of_the_crate_argon2() {
+fn invalid_lengths_return_the_same_errors_as_the_crate_argon2() {
     let fixed = Params::new(64, 1, 1, Some(32)).expect("valid parameters");
     let any = Params::new(64, 1, 1, None).expect("valid parameters");
     let cases = [(&fixed, 8, 31), (&fixed, 8, 33), (&any, 8, 3), (&any, 7, 32), (&any, 0, 4), (&fixed, 8, 32)];

@@ -1,4 +1,4 @@
-//! Code generation is fragile: a small change of the source can make a kernel much slower. This test measures each
+//! Code generation is fragile: a small change to the source can make a kernel much slower. This test measures each
 //! kernel relative to the crate `argon2`, in the same process. Each round measures the crate and then every kernel.
 
 use argon2::{Argon2, Block};
@@ -14,7 +14,7 @@ const HASHES_PER_ROUND: usize = 8;
 ///
 /// In 15 runs of this test, while a build used all CPUs, the relative speed of AVX-512 was 2.64 to 3.04 (standard
 /// deviation 0.11), and the relative speed of AVX2 was 2.00 to 2.23 (0.07). Both bounds are at least five standard
-/// deviations below the mean, so a false alarm is expected in less than one of a million runs.
+/// deviations below the mean, so a false alarm is expected in less than one in a million runs.
 fn min_speed(kernel: Kernel) -> Option<f64> {
     match kernel.name() {
         "avx512" => Some(2.2),
@@ -24,8 +24,7 @@ fn min_speed(kernel: Kernel) -> Option<f64> {
     }
 }
 
-/// The CPU time of this thread, in seconds. Unlike wall time, it does not contain the time in which other threads
-/// ran.
+/// The CPU time of this thread, in seconds. Unlike wall time, it does not include the time of other threads.
 fn cpu_seconds() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9

@@ -116,7 +116,7 @@ pub struct AppSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 50), extend("x-kubernetes-list-type" = "atomic"))]
     pub administrators: Vec<AdministratorSpec>,
-    /// webhooks report events of users and sessions to other programs.
+    /// webhooks report events about users and sessions to other programs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 8),
@@ -163,8 +163,8 @@ pub struct PasswordSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 4))]
     pub minimum_strength: Option<i32>,
-    /// foreignHashRetentionDays is the number of days after which an imported password hash of another system is
-    /// deleted if its user has not logged in, 1–3650. The first login replaces the hash. If it is not set, imported
+    /// foreignHashRetentionDays is the number of days after which a password hash that was imported from another system
+    /// is deleted if its user has not logged in, 1–3650. The first login replaces the hash. If it is not set, imported
     /// hashes are kept.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 3650))]
@@ -307,8 +307,8 @@ pub struct LimitsSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 3), extend("x-kubernetes-list-type" = "atomic"))]
     pub authorizations_per_client_address: Option<Vec<WindowSpec>>,
-    /// tokenRequestsPerClientID limits requests of one Client for tokens and pushed authorizations. The requests of a
-    /// public Client are counted per client address. Defaults to 3000 in 60 s.
+    /// tokenRequestsPerClientID limits the token requests and the pushed authorization requests of one Client. The
+    /// requests of a public Client are counted per client address. Defaults to 3000 in 60 s.
     #[serde(rename = "tokenRequestsPerClientID", skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 3), extend("x-kubernetes-list-type" = "atomic"))]
     pub token_requests_per_client_id: Option<Vec<WindowSpec>>,
@@ -366,7 +366,7 @@ pub struct AppStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2048))]
     pub issuer: Option<String>,
-    /// revision is the SHA-256 of the published document. After a change of a Secret, wait until the revision changes.
+    /// revision is the SHA-256 of the published document. After you change a Secret, wait until the revision changes.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub revision: Option<String>,

@@ -39,8 +39,8 @@ use crate::{
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = strip_one_of, extend("x-kubernetes-validations" = spec_rules()))]
 pub struct ClientSpec {
-    /// appRef refers to the App with the users. It cannot change. The App needs hosted pages (`pages.mode: Enabled`),
-    /// and an App of another namespace must grant clients to the Client's namespace.
+    /// appRef refers to the App with the users. It cannot change. The App needs hosted pages (`pages.mode: Enabled`).
+    /// An App in another namespace must also allow Clients from the Client's namespace.
     pub app_ref: AppRef,
     /// clientID is `client_id` in OAuth. Only a Client in the App's namespace can set it, and it cannot change. It must
     /// be neither the appID nor one of the App's audiences. Defaults to `<namespace>.<name>` of the Client.
@@ -116,11 +116,11 @@ pub struct WebClient {
     /// secret is the Secret that the operator creates for the client.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret: Option<ClientSecretSpec>,
-    /// secretRef refers to the client secret in a Secret of your own: 16 to 512 printable ASCII characters. Then the
-    /// operator creates none.
+    /// secretRef refers to the client secret in a Secret of your own: 16 to 512 printable ASCII characters. If it is
+    /// set, the operator creates no Secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_ref: Option<SecretKeyRef>,
-    /// previousSecretRef refers to the former client secret, which also works. It needs `secretRef`.
+    /// previousSecretRef refers to the previous client secret, which also works. It requires `secretRef`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub previous_secret_ref: Option<SecretKeyRef>,
     /// jwksRef refers to the public keys of the client in a ConfigMap: a JWK Set (RFC 7517) of at most 16 KiB with 1 to
@@ -195,7 +195,7 @@ pub enum ClientScope {
     OfflineAccess,
 }
 
-/// Consent is how often a user is asked.
+/// Consent is how often a user is asked for consent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Consent {
     #[default]
@@ -296,7 +296,8 @@ pub struct ClientsSpec {
     pub namespaces: ClientNamespaces,
 }
 
-/// ClientNamespaces selects the other namespaces from which Clients can refer to the App, in the form of Gateway API.
+/// ClientNamespaces selects the namespaces, besides the App's own, from which Clients can refer to the App. It has the
+/// form that Gateway API uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(extend("x-kubernetes-validations" = client_namespaces_rules()))]
 pub struct ClientNamespaces {
@@ -471,7 +472,7 @@ impl ClientScope {
 impl IdTokenAlgorithm {
     pub const ALL: [Self; 2] = [Self::RS256, Self::ES256];
 
-    /// Converts to the type that signing keys have for their algorithm.
+    /// Returns the same algorithm in the type that signing keys use.
     pub const fn signing_algorithm(self) -> SigningAlgorithm {
         match self {
             Self::RS256 => SigningAlgorithm::RS256,
@@ -629,7 +630,7 @@ fn web_rules() -> serde_json::Value {
     ])
 }
 
-/// Returns the rule that the name in a reference is a valid name of an object (RFC 1123, 2.1). The rule is not a
+/// Returns a rule that requires the name in a reference to be a valid object name (RFC 1123, 2.1). The rule is not a
 /// pattern of [`SecretKeyRef`], because Apps and Providers that are already stored with other names must stay writable.
 fn object_name_rule(field: &str, kind: &str) -> serde_json::Value {
     json!({
@@ -721,7 +722,7 @@ mod tests {
     }
 
     #[test]
-    fn the_operator_creates_a_secret_only_for_a_web_client_without_secret_ref_and_keys() {
+    fn the_operator_creates_a_secret_only_for_a_web_client_that_has_neither_secret_ref_nor_keys() {
         let secrets = |spec: serde_json::Value| {
             let client = client("monitoring", "grafana", spec);
             (client.created_secret(), client.secret_name())
@@ -747,7 +748,7 @@ mod tests {
     }
 
     #[test]
-    fn an_app_allows_clients_of_no_other_namespace_of_all_or_of_those_with_matching_labels() {
+    fn clients_from_other_namespaces_are_allowed_never_always_or_by_label() {
         let production = labels(&[("env", "production"), ("team", "a")]);
         assert!(!ClientNamespaces::default().grants(&production));
         assert!(namespaces(json!({ "from": "All" })).grants(&labels(&[])));

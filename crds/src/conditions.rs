@@ -25,7 +25,7 @@ pub struct Condition {
     /// observedGeneration is the generation of the spec on which the condition is based.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// lastTransitionTime is the time of the last change of the status from one value to another.
+    /// lastTransitionTime is when the status last changed from one value to another.
     pub last_transition_time: Time,
     /// reason is the cause of the status, in one CamelCase word.
     #[schemars(length(min = 1, max = 1024), regex(pattern = "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"))]
@@ -454,7 +454,7 @@ mod tests {
         let times: Vec<_> = second.iter().map(|one| one.last_transition_time.clone()).collect();
         assert_eq!(times, [at(1), at(1), at(2), at(2)]);
         assert!(second.iter().all(|one| one.observed_generation == Some(2)));
-        // A change of the reason is not a transition.
+        // A changed reason is not a transition.
         next[2] = desired(ConditionType::Programmed, ConditionStatus::False, Reason::RefusedByServer);
         assert_eq!(merge_conditions(&second, &next, 2, &at(3))[2].last_transition_time, at(2));
     }
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn a_condition_of_a_newer_operator_can_be_read() {
+    fn a_condition_from_a_newer_operator_can_be_read() {
         let condition = json!({
             "type": "Novel", "status": "True", "reason": "Unheard", "message": "", "lastTransitionTime": "2026-01-02T03:04:05Z",
         });

@@ -22,7 +22,7 @@ pub struct PagesSpec {
     /// exist, and the other fields have no effect.
     #[serde(default)]
     pub mode: PagesMode,
-    /// host is the App's own host of the pages, for example `login.shop.example.com`. It must not be the host of the
+    /// host is the App's own host for the pages, for example `login.shop.example.com`. It must not be the host of the
     /// installation, and only one App can have it. Without it, the pages are on the host of the installation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host: Option<HostName>,

@@ -79,7 +79,7 @@ pub struct ProviderGroupsSpec {
     pub only: Vec<GroupPattern>,
 }
 
-/// AppRef refers to an App. An App of another namespace must grant this in `spec.clients`.
+/// AppRef refers to an App. An App in another namespace must allow this reference in `spec.clients`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub struct AppRef {
     /// name is the name of the App.

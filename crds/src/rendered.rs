@@ -26,8 +26,8 @@ pub use clients::{
 };
 pub use pages::{Base64Bytes, RenderedColors, RenderedLogo, RenderedPages, RenderedPagesSession, RenderedTheme};
 
-/// The highest format that this code reads and writes. A document has the lowest format that has everything that its
-/// App uses.
+/// The highest format that this code reads and writes. A document has the lowest format that supports everything that
+/// its App uses.
 ///
 /// | format | what it adds |
 /// |---|---|
@@ -816,7 +816,7 @@ mod tests {
     }
 
     #[test]
-    fn the_report_of_an_earlier_server_has_no_webhooks() {
+    fn the_report_from_an_earlier_server_has_no_webhooks() {
         let line = json!({ "app": "shop", "revision": null }).to_string();
         let RevisionsMessage::Change(change) = serde_json::from_str(&line).unwrap() else { panic!("{line}") };
         assert_eq!(change.webhooks, WebhookReport::new());

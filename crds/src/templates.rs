@@ -24,10 +24,10 @@ pub const VARIABLES: [&str; 6] = ["app", "name", "code", "url", "registered_at",
 /// Maximum size of one rendered part, in bytes.
 pub const MAX_RENDERED_SIZE: usize = 64 * 1024;
 
-/// Maximum number of instructions of one rendering. The largest default template needs a fiftieth of this number.
+/// Maximum number of instructions in one rendering. The largest default template needs a fiftieth of this number.
 const FUEL: u64 = 50_000;
-/// MiniJinja's limit of recursion, for the template and the layout together. A checked template without the layout
-/// needs at most [`bounds::MAX_DEPTH`].
+/// MiniJinja's recursion limit, for the template and the layout together. Without the layout, a checked template needs
+/// at most [`bounds::MAX_DEPTH`].
 const MAX_RECURSION: usize = 2 * bounds::MAX_DEPTH;
 const LAYOUT_SOURCE: &str = include_str!("templates/layout.html");
 
@@ -313,7 +313,7 @@ impl Default for TemplateSet {
 }
 
 impl TemplateSet {
-    /// Adds a template. Fails if it does not pass [`check`] or if all templates together exceed their bound.
+    /// Adds a template. Fails if it does not pass [`check`] or if all templates together have too many tokens.
     pub fn add(&mut self, name: &str, source: &str) -> Result<(), TemplateError> {
         let tokens = self.tokens + check_and_count_tokens(name, source)?;
         if tokens > bounds::MAX_TOKENS {

@@ -14,9 +14,9 @@ use crate::schema::Rule;
 #[error("{0}")]
 pub struct Invalid(pub &'static str);
 
-/// Declares a string type whose values have all passed the function `check`, which is the full validation. `pattern`
-/// and `rules` are the part of the validation that the API server can do, so that `kubectl apply` reports most
-/// mistakes.
+/// Declares a string type. Every value of the type has passed the function `check`, which is the full validation.
+/// `pattern` and `rules` are the part of the validation that the API server can do, so that `kubectl apply` reports
+/// most mistakes.
 macro_rules! string_type {
     ($(#[$doc:meta])* $name:ident, max: $max:expr, $(pattern: $pattern:expr,)? $(rules: $rules:expr,)? check: $check:path) => {
         $(#[$doc])*
@@ -511,8 +511,8 @@ fn check_email_domain(input: &str) -> Result<(), Invalid> {
     Ok(())
 }
 
-/// The last label must begin with a letter: in a URL, a name with a number as its last label would be an IP address
-/// (WHATWG URL, 3.5).
+/// Checks a DNS name. Its last label must begin with a letter: in a URL, a name with a number as its last label would
+/// be an IP address (WHATWG URL, 3.5).
 fn check_host_name(input: &str) -> Result<(), Invalid> {
     let last = input.rsplit('.').next().unwrap_or_default();
     if check_email_domain(input).is_err() || !last.starts_with(|c: char| c.is_ascii_lowercase()) {
@@ -724,7 +724,7 @@ mod tests {
     }
 
     #[test]
-    fn origins_are_written_as_browsers_do() {
+    fn origins_are_written_as_browsers_write_them() {
         assert_valid::<Origin>(&[
             "https://shop.example.com",
             "https://shop.example.com:8443",

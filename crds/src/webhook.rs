@@ -104,7 +104,7 @@ pub struct PullSpec {
     pub service_account: ServiceAccountRef,
 }
 
-/// Whether the events of a webhook reach their receiver or consumer, the best state first.
+/// Whether the events of a webhook reach their receiver or consumer. The variants are ordered from best to worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WebhookState {
     /// Events are delivered, or there are none.
@@ -122,7 +122,8 @@ pub enum WebhookState {
 impl WebhookState {
     const ALL: [Self; 4] = [Self::Delivering, Self::ConsumerBehind, Self::ReceiverFails, Self::ReceiverGone];
 
-    /// Returns the reason of the condition Delivering. Its name is also the name of the state in reports of servers.
+    /// Returns the reason of the condition Delivering. The name of the reason is also the name of the state in reports
+    /// from servers.
     pub const fn reason(self) -> Reason {
         match self {
             Self::Delivering => Reason::Delivering,

@@ -63,7 +63,7 @@ fn assert_accepted(validator: &Validator, object: Value) {
     assert_eq!(validator.validate(&object, None), [], "{object}");
 }
 
-/// Asserts that the object is refused for this reason and no other.
+/// Asserts that the object is refused only for this reason.
 #[track_caller]
 fn assert_refused(validator: &Validator, object: Value, field: &str, reason: &str) {
     let found = validator.validate(&object, None);
@@ -194,7 +194,7 @@ fn an_app_with_every_field_is_accepted() {
 }
 
 #[test]
-fn the_former_name_of_an_enumeration_protection_is_still_accepted() {
+fn the_former_name_of_disabled_enumeration_protection_is_still_accepted() {
     use latchkey_crds::rendered::EnumerationProtection::{Disabled, Strict};
     for name in ["Strict", "Disabled", "Off"] {
         assert_accepted(&APP, app(json!({ "enumerationProtection": name })));
@@ -287,7 +287,7 @@ fn redirect_urls_are_unique() {
 }
 
 #[test]
-fn allowed_origins_are_written_as_browsers_do() {
+fn allowed_origins_are_written_as_browsers_write_them() {
     let app_with = |origin: &str| app(json!({ "allowedOrigins": [origin] }));
     for origin in
         ["https://shop.example.com", "https://shop.example.com:8443", "http://localhost:3000", "https://[2001:db8::1]"]
@@ -638,7 +638,7 @@ fn texts_are_accepted_at_their_bounds_and_refused_beyond() {
 }
 
 #[test]
-fn the_namespaces_of_clients_need_a_selector_exactly_if_from_is_selector() {
+fn client_namespaces_have_a_selector_exactly_if_from_is_selector() {
     let app_with = |namespaces: Value| app(json!({ "clients": { "namespaces": namespaces } }));
     let selector = json!({ "matchLabels": { "team": "a" } });
     assert_accepted(&APP, app_with(json!({ "from": "All" })));
@@ -770,7 +770,7 @@ fn app_ref_and_client_id_of_a_client_cannot_change() {
 }
 
 #[test]
-fn client_ids_are_letters_digits_hyphens_and_underscores_and_no_uuids() {
+fn client_ids_have_letters_digits_hyphens_and_underscores_and_are_not_uuids() {
     let with_id = |id: &str| with_spec(web_client(json!({})), "clientID", json!(id));
     for id in ["grafana", "Grafana_2", "-", &"a".repeat(64)] {
         assert_accepted(&CLIENT, with_id(id));
@@ -891,7 +891,7 @@ fn groups_of_a_client_are_printable_ascii_and_only_patterns_end_with_an_asterisk
     }
 }
 
-/// Fails if a rule is added. In this case, write a test of the new rule in this file, then raise the number.
+/// Fails if a rule is added. Then write a test for the new rule in this file, and raise the number below.
 #[test]
 fn no_rule_was_added_without_a_test() {
     let mut messages = BTreeSet::new();

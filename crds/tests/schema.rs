@@ -1,4 +1,4 @@
-//! Compares the definitions with the committed files, so that a review shows every change of the API, and checks what
+//! Compares the definitions with the committed files, so that a review shows every change to the API, and checks what
 //! must hold for every field.
 
 use std::{collections::BTreeSet, fs, path::Path};

@@ -47,7 +47,7 @@ pub(crate) fn app_signing_with(algorithm: SigningAlgorithm) -> &'static App {
     })
 }
 
-/// The manifest of an App with this signing algorithm, and otherwise default values.
+/// The manifest of an App with this signing algorithm and default values for everything else.
 pub(crate) fn app_manifest(id: &str, algorithm: &str) -> Value {
     json!({
         "apiVersion": "latchkey.dev/v1alpha1",

@@ -181,7 +181,7 @@ impl SentRequest {
         }
     }
 
-    /// Checks the server's result for this request. `user` is the user whom the valid hints in the request name.
+    /// Checks the server's result for this request. If the request contains valid hints, they identify `user`.
     fn check(&self, user: Option<UserId>) {
         let app = openid_app();
         let parameters = RequestParameters::new(self.0.iter().map(|(name, value)| (name.as_str(), value.as_str())));
@@ -289,8 +289,8 @@ fn urls(client: &str) -> &'static [&'static str] {
     if client == CLI { &CLI_URLS } else { &WEB_URLS }
 }
 
-/// Checks that a request is unchanged after the login if it fits into the parameter `tx`, which carries it through the
-/// login.
+/// Checks that a request that fits into the parameter `tx` is unchanged after the login. `tx` carries the request
+/// through the login.
 fn check_transaction(parameters: &RequestParameters) {
     let (app, env) = (openid_app(), env_at(NOW));
     let browser = BrowserId::generate(&env);

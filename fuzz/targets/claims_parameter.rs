@@ -154,8 +154,8 @@ fn parse(text: &str) -> Option<[Map<String, Value>; 2]> {
     both.iter().flat_map(Map::values).all(is_valid).then_some(both)
 }
 
-/// The values that a request for one claim names. A value that is not a text becomes null, so that it differs from
-/// every text.
+/// The values in the request for one claim. A value that is not a text becomes null, so that it differs from every
+/// text.
 fn values(request: &Value) -> Vec<Value> {
     let several = request.get("values").and_then(Value::as_array).into_iter().flatten();
     request

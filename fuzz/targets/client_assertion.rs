@@ -11,7 +11,7 @@ use crate::{
     app::NOW,
     draw::{Draw, texts},
     harness,
-    provider_keys::{EDDSA, ES256, Signer, unsigned},
+    provider_keys::{EDDSA, ES256, Signer, signing_input},
 };
 
 const CLIENT: &str = "grafana";
@@ -76,7 +76,7 @@ fn check_key_set(text: &str) {
 /// The value of a claim; `None` if the assertion does not have it.
 type Claim = Option<Value>;
 
-/// Random claims of an assertion: all of them in `claims`, and each claim that the rules check in a field of its own.
+/// Random claims of an assertion. `claims` contains all of them. The other fields repeat the claims that rules check.
 struct DrawnClaims {
     claims: Value,
     iss: Claim,
@@ -192,11 +192,11 @@ fn check_input(draw: &mut Draw<'_>) {
 fn check_forged_assertions(draw: &mut Draw<'_>, signer: &Signer, mut header: Value, claims: &Value, assertion: &str) {
     for alg in ["none", "HS256", "RS256", "PS256", "ES384", ""] {
         header["alg"] = json!(alg);
-        assert_rejected(&format!("{}.", unsigned(&header, claims)));
+        assert_rejected(&format!("{}.", signing_input(&header, claims)));
     }
     // Signs with HS256, with the public key as the secret.
     header["alg"] = json!("HS256");
-    let message = unsigned(&header, claims);
+    let message = signing_input(&header, claims);
     let secret = EncodingKey::from_secret(signer.jwk.to_string().as_bytes());
     let signature = jsonwebtoken::crypto::sign(message.as_bytes(), &secret, jsonwebtoken::Algorithm::HS256).unwrap();
     assert_rejected(&format!("{message}.{signature}"));

@@ -1,5 +1,5 @@
-//! Client authentication: Basic credentials are decoded as another library has encoded them, and a request that uses
-//! two methods or names two clients is refused.
+//! Client authentication: the server decodes Basic credentials that another library has encoded, and refuses a request
+//! that uses two methods or names two clients.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use http::{HeaderMap, HeaderValue, header::AUTHORIZATION};

@@ -35,8 +35,8 @@ pub(crate) static HASH_TIME: LazyLock<Duration> = LazyLock::new(|| {
     min_cpu_time(5, || hasher.hash(&function, b"correct horse", &[7; 16], &mut [0; 32]).unwrap())
 });
 
-/// The maximum number of further measurements of work that seems too slow.
-const REPEATED_MEASUREMENTS: usize = 20;
+/// The maximum number of additional measurements if the work seems too slow.
+const MAX_EXTRA_MEASUREMENTS: usize = 20;
 
 /// Runs `work`. Panics if the work needs more CPU time than `hashes` password hashes, or more than `bytes` of heap at
 /// any time.
@@ -52,11 +52,11 @@ pub(crate) fn assert_bounded<T>(hashes: u32, bytes: u64, work: impl Fn() -> T) -
     let (mut time, mut heap, result) = measure();
     if time > max_time / 2 || heap > bytes {
         // Measures again, because the first run can include cold caches or lazy initialization. Other load on the
-        // machine can only increase the time, through shared caches and cores. So the minimum of several times is the
-        // cost of the work.
+        // machine can only increase the time, through shared caches and cores. So the minimum of several measurements
+        // is the cost of the work.
         let again = [measure(), measure(), measure()];
         (time, heap) = (again.iter().map(|(time, ..)| *time).min().unwrap(), again[2].1);
-        for _ in 0..REPEATED_MEASUREMENTS {
+        for _ in 0..MAX_EXTRA_MEASUREMENTS {
             if time <= max_time {
                 break;
             }

@@ -1,4 +1,4 @@
-//! `id_token_hint`: an App accepts only ID tokens that it has issued, at any age, and a logout leads only to a URL that
+//! `id_token_hint`: an App accepts only ID tokens that it has issued, but of any age. A logout leads only to a URL that
 //! the client has registered.
 
 use latchkey_server::domain::{
@@ -17,7 +17,7 @@ use crate::{
     draw::{Draw, texts},
     harness,
     openid_app::{CLI, POST_LOGOUT_URLS, WEB, id_token, openid_app},
-    provider_keys::{ES256, unsigned},
+    provider_keys::{ES256, signing_input},
     redirect,
 };
 
@@ -115,7 +115,7 @@ fn check_input(draw: &mut Draw<'_>, url: &str) {
     // An access token must not be accepted as a hint, although the App has signed it.
     let access_token = app.keys.signer().sign_access_token(&claims).unwrap();
     assert_eq!(verify_hint(app, &access_token), Err(HintError::Invalid));
-    // Signs the claims with the key of somebody else.
+    // Signs the claims with a key that is not the App's.
     let of_app = app.keys.signer().id.as_str();
     let header = json!({ "alg": "ES256", "typ": "JWT", "kid": of_app });
     assert_eq!(verify_hint(app, &ES256.sign(&header, &claims)), Err(HintError::Invalid));
@@ -123,7 +123,7 @@ fn check_input(draw: &mut Draw<'_>, url: &str) {
     assert_eq!(verify_hint(app, &ES256.sign(&unknown_key, &claims)), Err(HintError::UnknownKey));
     for alg in ["none", "HS256", "RS256"] {
         let header = json!({ "alg": alg, "typ": "JWT", "kid": of_app });
-        assert_rejected(&format!("{}.", unsigned(&header, &claims)));
+        assert_rejected(&format!("{}.", signing_input(&header, &claims)));
     }
     // Flips one bit of the token.
     let mut changed = token.into_bytes();
@@ -155,7 +155,7 @@ fn check_logout(hint: &str, verified: Option<&Hint>, client_id: Option<&str>, ur
             assert_eq!(request.must_ask(Some(session)), verified.is_none(), "without a hint, the user is asked");
         }
         Err(LogoutRequestError::RedirectUrlNotAllowed) => {
-            // Only the client WEB has registered URLs to which a logout can lead.
+            // Only the client WEB has registered logout URLs.
             let named = client_id.or(verified.map(|hint| hint.client_id.as_str()));
             assert!(!is_registered || named != Some(WEB), "{url} is registered");
         }

@@ -15,7 +15,7 @@ use crate::{
 
 /// The server's limit for one line of an import, in bytes.
 const MAX_LINE: usize = 64 * 1024;
-/// A text that must not appear in any message. It is in each fragment in which a file can contain a secret.
+/// A text that must not appear in any message. Each fragment for a secret contains it.
 const SECRET: &str = "c2VjcmV0";
 const NOW: i64 = 1_800_000_000;
 const FORMATS: [Format; 7] = [
@@ -140,8 +140,8 @@ fn check_input(args: &ImportArgs, text: &str) -> String {
     for line in &lines {
         check_line(args, line);
     }
-    // A truncated input gives a prefix of the lines, and at most one more line from the record that is cut. Formats
-    // with a join are excluded, because a join needs the whole input.
+    // A truncated input gives a prefix of the lines, and at most one more line from the truncated record. Formats that
+    // join records are excluded, because a join needs the whole input.
     if !matches!(args.format, Format::Gotrue | Format::Auth0) && error.is_none() {
         let cut: String = text.chars().take(text.chars().count() / 2).collect();
         let part = convert(args, NOW, &[cut.as_bytes()]).lines;

@@ -182,13 +182,13 @@ fn check_input(
         assert_eq!(part.ctype.mimetype, mime);
         assert!(part.subparts.is_empty());
         let body = part.get_body().expect("a part that can be decoded");
-        assert_eq!(normalized(&body), normalized(content));
+        assert_eq!(normalize_text(&body), normalize_text(content));
     }
 }
 
 /// The text with LF as line ending, without NUL characters and without white space at the end. Also without a byte
 /// order mark at the start, because UTF-8 decoders drop it.
-fn normalized(text: &str) -> String {
+fn normalize_text(text: &str) -> String {
     let text = text.replace("\r\n", "\n").replace('\r', "\n").replace('\0', "");
     let text = text.trim_start_matches('\u{feff}').lines().collect::<Vec<_>>().join("\n");
     text.trim_end().to_owned()

@@ -10,7 +10,7 @@ use crate::{
     harness,
 };
 
-/// Fields of the manifest of an App, or of a Client if the path begins with `/client`. Each field has valid, invalid
+/// Fields of an App manifest or, if the path begins with `/client`, of a Client manifest. Each field has valid, invalid
 /// and borderline values.
 const FIELDS: [(&str, &[&str]); 60] = [
     ("/metadata/name", &["\"shop\"", "\"v1\"", "\"a.b\"", "\"\""]),

@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 
 use crate::app::{RENDERER, app_manifest, load};
 
-/// A Client with a secret, and with all defaults except its URLs, scopes and the algorithm of its ID tokens.
+/// A Client with a secret and with default values, except for its URLs, scopes and ID token algorithm.
 pub(crate) const WEB: &str = "web";
 /// A Client without a secret, with URLs on the device.
 pub(crate) const CLI: &str = "cli";
 /// A Client that must push its authorization requests and use PKCE.
 pub(crate) const STRICT: &str = "strict";
-/// A Client with an algorithm of ID tokens for which the App has no key.
+/// A Client with an ID token algorithm for which the App has no key.
 pub(crate) const WITHOUT_KEY: &str = "without-key";
 /// A Client with a secret that cannot be read.
 pub(crate) const UNRESOLVED: &str = "unresolved";
@@ -25,7 +25,7 @@ pub(crate) const WEB_URLS: [&str; 2] = ["https://web.example.com/done?from=login
 pub(crate) const CLI_URLS: [&str; 3] = ["http://127.0.0.1/done", "http://[::1]/", "com.example.cli:/done"];
 pub(crate) const POST_LOGOUT_URLS: [&str; 2] = ["https://web.example.com/bye", "http://localhost/bye"];
 
-/// The App `shop`. It signs with ES256, also ID tokens.
+/// The App `shop`. It signs all tokens with ES256, including ID tokens.
 pub(crate) fn openid_app() -> &'static App {
     static APP: LazyLock<App> = LazyLock::new(|| {
         let mut app = app_manifest("shop", "ES256");
@@ -55,7 +55,7 @@ pub(crate) fn id_token(claims: &Value) -> String {
     openid_app().keys.id_token_signer(IdTokenAlgorithm::ES256).unwrap().sign_id_token(claims).unwrap()
 }
 
-/// The manifest of a Client; `kind` is `web` or `public`, and `members` are further fields in it.
+/// The manifest of a Client. `kind` is `web` or `public`. `members` are additional fields of the object `kind`.
 fn client(id: &str, algorithm: &str, kind: &str, members: Value) -> Value {
     let mut own = json!({ "redirectURLs": WEB_URLS });
     for (name, value) in members.as_object().unwrap() {

@@ -1,5 +1,5 @@
-//! The cookies of pages: `Set-Cookie` headers are valid for every request, and a browser returns the cookies as the
-//! server set them.
+//! The cookies of pages. Whatever a request contains, the server sends well-formed `Set-Cookie` headers, and a browser
+//! returns the values that the server set.
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use http::{

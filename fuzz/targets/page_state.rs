@@ -63,7 +63,7 @@ fn assert_rejected(text: &str, browser: &BrowserId) {
             || SocialState::open(app, text, NOW).is_some()
     });
     assert!(!is_accepted, "{text} is accepted");
-    // The time of issue of a session cookie is read without a check of its tag, so only encoding and length count.
+    // The server reads the issue time of a session cookie without checking the tag, so only encoding and length matter.
     let time = harness::assert_bounded(1, 16 * 1024, || SessionCookie::unverified_issued_ms(text));
     assert_eq!(time.is_some(), URL_SAFE_NO_PAD.decode(text).is_ok_and(|bytes| bytes.len() == 60), "{text}");
 }
@@ -118,7 +118,7 @@ fn check_bound_texts(draw: &mut Draw<'_>, browser: &BrowserId) {
     assert_eq!(Transaction::open(app, browser, &value, NOW), None);
 }
 
-/// The text with one changed bit of its bytes.
+/// The text after one bit of its decoded bytes has been flipped.
 fn with_flipped_bit(draw: &mut Draw<'_>, text: &str) -> String {
     let mut bytes = URL_SAFE_NO_PAD.decode(text).unwrap();
     let at = draw.below(bytes.len());

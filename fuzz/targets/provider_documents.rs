@@ -169,7 +169,7 @@ fn check_key_sets(draw: &mut Draw<'_>) {
     }
     let body = json!({ "keys": keys }).to_string();
     let set = KeySet::parse(body.as_bytes()).expect("a key set");
-    // The parser of the cluster's keys accepts no key that the parser of a provider's keys rejects.
+    // If the parser for provider keys accepts no key of the set, the parser for cluster keys rejects the set.
     assert!(!set.is_empty() || callers::KeySet::parse(body.as_bytes(), None).is_err(), "{body}");
     let supported = ["ES256", "EdDSA", "HS256"].map(str::to_owned);
     let client: ProviderSettings =

@@ -41,13 +41,13 @@ impl Signer {
 
     /// Signs a token. The header can be invalid.
     pub(crate) fn sign(&self, header: &Value, claims: &Value) -> String {
-        let message = unsigned(header, claims);
+        let message = signing_input(header, claims);
         let signature = jsonwebtoken::crypto::sign(message.as_bytes(), &self.key, self.algorithm).unwrap();
         format!("{message}.{signature}")
     }
 }
 
 /// The encoded header and claims of a token, without a signature.
-pub(crate) fn unsigned(header: &Value, claims: &Value) -> String {
+pub(crate) fn signing_input(header: &Value, claims: &Value) -> String {
     format!("{}.{}", URL_SAFE_NO_PAD.encode(header.to_string()), URL_SAFE_NO_PAD.encode(claims.to_string()))
 }

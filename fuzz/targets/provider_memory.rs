@@ -11,7 +11,7 @@ use crate::{
     harness,
 };
 
-/// Maximum size of the bodies in this target, in bytes: 16 times the size that a server reads at most (64 KiB;
+/// Maximum size of the bodies in this target, in bytes: 16 times the maximum that a server reads (64 KiB;
 /// specification: Limits, Provider calls).
 const MAX_BODY: usize = 1024 * 1024;
 /// Maximum heap to parse one body, in bytes. A pod with 256 MiB must be able to parse four bodies at the same time, in

@@ -83,8 +83,8 @@ fn redirect() {
     });
 }
 
-/// Returns a variation of the entry, which `how` selects: unchanged, with `token` inserted at `at`, cut at `at`, or
-/// with `token` inserted after its host.
+/// Returns a variation of the entry. `how` selects it: unchanged, with `token` inserted at `at`, cut at `at`, or with
+/// `token` inserted after the host.
 fn vary_entry(how: u8, entry: &str, token: &str, at: usize) -> String {
     let mut requested = entry.to_owned();
     let at = (0..=at.min(requested.len())).rev().find(|at| requested.is_char_boundary(*at)).unwrap_or_default();
@@ -129,7 +129,7 @@ pub(crate) fn matches(entry: &str, requested: &str) -> bool {
     if entry == requested {
         return true;
     }
-    // An entry with `http` is always a loopback URL, because the allow-list accepts no other.
+    // An entry with `http` is always a loopback URL, because the allow-list accepts no other `http` URL.
     let Some(without_scheme) = entry.strip_prefix("http://") else { return false };
     let authority_end = without_scheme.find(['/', '?', '#']).unwrap_or(without_scheme.len());
     let authority = &without_scheme[..authority_end];

@@ -86,7 +86,8 @@ fn check_input(body: &[u8]) {
         Err(problem) => {
             assert_eq!(problem.status, 400);
             if let (Ok(Value::Object(_)), Ok(tree)) = (by_serde_json, serde_json::from_slice::<Tree>(body)) {
-                let breaks_rule = tree.has_duplicate_key() || tree.depth() > MAX_DEPTH || tree.values() > MAX_VALUES;
+                let breaks_rule =
+                    tree.has_duplicate_key() || tree.depth() > MAX_DEPTH || tree.value_count() > MAX_VALUES;
                 assert!(breaks_rule, "an object is rejected: {}", problem.description);
             }
         }
@@ -124,8 +125,8 @@ impl Tree {
         }
     }
 
-    fn values(&self) -> usize {
-        1 + self.children().into_iter().map(Self::values).sum::<usize>()
+    fn value_count(&self) -> usize {
+        1 + self.children().into_iter().map(Self::value_count).sum::<usize>()
     }
 }
 

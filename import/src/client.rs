@@ -24,16 +24,17 @@ use url::{Position, Url};
 
 use crate::error::ImportError;
 
-/// Timeout for a connection.
+/// Timeout for opening a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for one attempt, from the connection to the end of the response.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(120);
-/// Maximum size of a response, in bytes. Even a response of 1,000 results in which every field is invalid is smaller.
+/// Maximum size of a response, in bytes. Even a response of 1,000 results with only invalid fields is smaller.
 const MAX_RESPONSE_BYTES: usize = 4 * 1024 * 1024;
 /// Maximum size of a token file, in bytes. Tokens of ServiceAccounts have one or two kilobytes.
 const MAX_TOKEN_BYTES: usize = 16 * 1024;
 
-/// How often and when an attempt is repeated. Batches can be repeated safely, so every temporary failure is retried.
+/// How often, and after which delays, an attempt is repeated. Batches can be repeated safely, so every temporary
+/// failure is retried.
 #[derive(Clone, Copy)]
 pub(crate) struct Retries {
     pub attempts: u32,
@@ -158,8 +159,8 @@ impl Client {
         })
     }
 
-    /// Finds out whether the caller can import into the App, before the input is read. Sends an empty batch, because a
-    /// server can close the connection after a refusal, and then the response to a large request can be lost.
+    /// Checks that the caller can import into the App, before the input is read. Sends an empty batch, because a server
+    /// can close the connection after a refusal, and then the response to a large request can be lost.
     pub(crate) fn check(&mut self) -> Result<(), ImportError> {
         self.send(&Bytes::new()).map(|_| ())
     }
@@ -273,7 +274,7 @@ fn error_code(body: &[u8]) -> Option<String> {
     is_code(&error).then_some(error)
 }
 
-/// Whether a text of the server is a code such as `email_taken`, which can be printed.
+/// Whether a text from the server is a code such as `email_taken`, which can be printed.
 pub(crate) fn is_code(text: &str) -> bool {
     (1..=64).contains(&text.len()) && text.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'.'))
 }
@@ -311,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn only_codes_of_a_response_are_printed() {
+    fn only_the_error_code_of_a_response_is_printed() {
         assert_eq!(error_code(br#"{"error":"not_ready"}"#).as_deref(), Some("not_ready"));
         assert_eq!(error_code(br#"{"error":"$2a$10$secret"}"#), None);
         assert_eq!(error_code(b"<html>"), None);

@@ -9,7 +9,7 @@ use crate::{
     args::ImportArgs,
     error::ImportError,
     hash::{Converted, Converter, PasswordHash, ScryptCost},
-    report::{Omitted, Report, printable, shortened},
+    report::{Omitted, Report, shorten_id, to_printable},
     user::{Identity, MAX_IDENTITIES, NewUser, metadata_fits},
 };
 
@@ -48,15 +48,16 @@ impl<'a> Context<'a> {
         Self { args, mappings, report, hashes: Converter::default(), sink, log, now }
     }
 
-    /// Returns the App's Provider to which `--map` maps `alias`, a provider's name in the input, if any.
+    /// Returns the App's Provider that `--map` assigns to `alias`, if any. `alias` is a provider's name in the input.
     pub(crate) fn provider(&self, alias: &str) -> Option<&'a str> {
         self.mappings.get(alias).copied()
     }
 
-    /// Returns the identity at the Provider of the first alias that `--map` maps. If it maps none, counts the identity.
+    /// Returns the identity at the Provider of the first alias with a `--map` option. If no alias has this option,
+    /// counts the identity as unmapped.
     pub(crate) fn identity(&mut self, aliases: &[&str], subject: &str, authority: Option<&str>) -> Option<Identity> {
         let Some(provider) = aliases.iter().find_map(|alias| self.provider(alias)) else {
-            self.report.unmapped_identities.add(&printable(aliases.first().copied().unwrap_or_default()), 1);
+            self.report.unmapped_identities.add(&to_printable(aliases.first().copied().unwrap_or_default()), 1);
             return None;
         };
         let (provider, subject) = (provider.to_owned(), subject.to_owned());
@@ -118,7 +119,7 @@ impl<'a> Context<'a> {
         self.send(&line, &user.external_id)
     }
 
-    /// Passes a line to the sink. The line is already in the form of the server.
+    /// Passes a line to the sink. The line is already in the server's format.
     pub(crate) fn line(&mut self, line: &[u8], external_id: &str) -> Result<(), ImportError> {
         self.report.users += 1;
         self.send(line, external_id)
@@ -157,7 +158,7 @@ impl<'a> Context<'a> {
 
     /// Logs why a user, or the record at a position in the input, is not imported.
     fn log_reason(&mut self, subject: &str, reason: &str) -> Result<(), ImportError> {
-        let text = format!("{}: {reason}", shortened(subject));
-        writeln!(self.log, "{}", printable(&text)).map_err(ImportError::Print)
+        let text = format!("{}: {reason}", shorten_id(subject));
+        writeln!(self.log, "{}", to_printable(&text)).map_err(ImportError::Print)
     }
 }

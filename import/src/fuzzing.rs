@@ -38,7 +38,7 @@ impl Sink for Lines {
     }
 }
 
-/// Converts `files` at the time `now` (Unix seconds). The files that `args` names are not read.
+/// Converts `files` at the time `now` (Unix seconds). Does not read the files in `args`.
 pub fn convert(args: &ImportArgs, now: i64, files: &[&[u8]]) -> Converted {
     let inputs = files.iter().map(|bytes| {
         let reader = Box::new(std::io::Cursor::new(bytes.to_vec()));

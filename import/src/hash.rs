@@ -1,7 +1,7 @@
 //! Converts the password hashes of other login services into the forms that the administration API accepts.
 //!
-//! The server decides whether a hash is too costly. A hash in a form that the server has no equivalent for is not
-//! imported. Only the name of its kind is kept, for the report.
+//! The server decides whether a hash is too costly. A hash for which the server has no equivalent form is not imported.
+//! Only the name of its kind is kept, for the report.
 
 use std::fmt;
 
@@ -36,8 +36,8 @@ pub(crate) enum ScryptCost {
 /// Converts the hashes of one import.
 #[derive(Default)]
 pub(crate) struct Converter {
-    /// Signer key and salt separator of the first hash of Firebase that has them. An App can have only one such pair,
-    /// so hashes with another pair cannot be used.
+    /// Signer key and salt separator of the first Firebase hash that has them. An App can have only one such pair, so
+    /// hashes with another pair cannot be used.
     signer: Option<[Vec<u8>; 2]>,
 }
 
@@ -136,8 +136,8 @@ impl KeycloakHash<'_> {
     }
 }
 
-/// The hash of an account of Firebase. It contains no signer key and no salt separator: these are in a Secret of the
-/// App.
+/// Converts the hash of a Firebase account. The result contains no signer key and no salt separator: these are in a
+/// Secret of the App.
 pub(crate) fn firebase(hash: &str, salt: &str, rounds: u32, memory_cost: u32) -> Converted {
     let (Some(hash), Some(salt)) = (decode(hash), decode(salt)) else { return Err(UnsupportedKind("firebase-scrypt")) };
     Ok(PasswordHash(format!("$firebase-scrypt$ln={memory_cost},r={rounds}${}${}", encode(&salt), encode(&hash))))
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn hashes_of_keycloak_without_an_equivalent_are_not_converted() {
+    fn keycloak_hashes_without_an_equivalent_are_not_converted() {
         assert_eq!(keycloak("bcrypt").convert(), Err(UnsupportedKind("bcrypt")));
         assert_eq!(keycloak("a secret").convert(), Err(OTHER));
         let unknown = Argon2Parameters { version: Some("2"), ..keycloak("").argon2 };
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ln_of_a_scrypt_hash_of_kratos_is_its_n() {
+    fn ln_in_a_kratos_scrypt_hash_is_n_itself() {
         let hash = "$scrypt$ln=16384,r=8,p=1$MDEyMzQ1Njc=$AAAAAAAAAAAAAAAAAAAAAA==";
         let expected = "$scrypt$ln=14,r=8,p=1$MDEyMzQ1Njc$AAAAAAAAAAAAAAAAAAAAAA";
         assert_eq!(convert(hash, ScryptCost::Value).as_deref(), Ok(expected));
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn firebase_hashes_have_one_signer_key() {
+    fn firebase_hashes_with_a_second_signer_key_are_not_converted() {
         let expected = "$firebase-scrypt$ln=14,r=8$MDEyMzQ1Njc$AAAAAAAAAAAAAAAAAAAAAA";
         assert_eq!(firebase("AAAAAAAAAAAAAAAAAAAAAA==", "MDEyMzQ1Njc=", 8, 14).unwrap().0, expected);
         let mut converter = Converter::default();

@@ -8,7 +8,7 @@ use std::{
 
 use crate::error::ImportError;
 
-/// Bytes that are read at once.
+/// Size of the read buffer.
 const BUFFER_BYTES: usize = 64 * 1024;
 
 /// An open file, with its name for messages.

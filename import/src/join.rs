@@ -57,7 +57,7 @@ struct Position {
 /// The sorted entries, which are read one after another from the runs.
 pub(crate) struct Sorted {
     runs: Vec<Run>,
-    /// The head (everything except the payload) of the next entry of each run that is not at its end.
+    /// For each run that is not at its end, the head of its next entry: everything except the payload.
     heap: BinaryHeap<Reverse<Head>>,
 }
 

@@ -31,9 +31,9 @@ const MAX_ITEMS: usize = 1000;
 pub(crate) struct Shape {
     /// Names of the members that are arrays of records.
     pub arrays: &'static [&'static str],
-    /// Names of the members with a text that the reader needs.
+    /// Names of the text members that the reader needs.
     pub texts: &'static [&'static str],
-    /// Whether the items are records or documents if the document itself is an array.
+    /// What the items are if the document itself is an array: records or documents.
     pub top_array: TopArray,
 }
 
@@ -45,7 +45,7 @@ pub(crate) enum TopArray {
 
 /// Receives the parts of a document in their order.
 pub(crate) trait Handler {
-    /// Receives the text of a member that [`Shape::texts`] names.
+    /// Receives the text of a member in [`Shape::texts`].
     fn text(&mut self, _member: &str, _value: String) -> Result<(), ImportError> {
         Ok(())
     }
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn blank_lines_are_counted_and_a_long_line_is_reported() {
+    fn line_numbers_include_blank_lines_and_a_long_line_is_reported() {
         let text = format!("\u{feff}a\n\n \r\nb\r\n{}\nc", "x".repeat(MAX_RECORD + 1));
         let mut seen = Vec::new();
         read_lines("a", text.as_bytes(), |number, line| {
@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_a_record_are_limited() {
+    fn the_length_of_lists_in_a_record_is_limited() {
         assert!(parse::<Items<u8>>("null").unwrap().0.is_empty());
         assert_eq!(parse::<Items<u8>>("[1,2]").unwrap().0, [1, 2]);
         assert!(parse::<Items<u8>>(&format!("[{}1]", "1,".repeat(MAX_ITEMS))).is_none());

@@ -17,8 +17,8 @@ pub(crate) struct OutputFile {
 }
 
 impl OutputFile {
-    /// Creates the file. An existing file is used only if it is empty and only its owner can open it, as `mktemp`
-    /// creates it.
+    /// Creates the file. An existing file is used only if it is empty and only its owner can open it, such as a file
+    /// from `mktemp`.
     pub(crate) fn create(path: &Path) -> Result<Self, ImportError> {
         let file = create(path).map_err(|error| Self::error(path, error))?;
         Ok(Self { path: path.to_owned(), writer: BufWriter::new(file), is_complete: false })

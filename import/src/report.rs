@@ -57,7 +57,7 @@ pub(crate) struct Report {
     pub unsupported_hashes: Counts,
     /// Hashes that the server refused, by kind and error.
     pub refused_hashes: Counts,
-    /// Identities that no option `--map` maps to a Provider, by the name of their provider in the input.
+    /// Identities without a matching `--map` option, by the name of their provider in the input.
     pub unmapped_identities: Counts,
     /// How often the server ignored a field, by the name of the field.
     pub ignored_fields: Counts,
@@ -72,13 +72,13 @@ pub(crate) enum Mode {
     Output,
 }
 
-/// Text of the input without control characters, which could change how a terminal shows the report.
-pub(crate) fn printable(text: &str) -> String {
+/// Shortens text from the input, and replaces control characters. They could change how a terminal shows the report.
+pub(crate) fn to_printable(text: &str) -> String {
     text.chars().take(400).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// Returns the beginning of an id. If the id were longer, [`printable`] would cut off the text after it.
-pub(crate) fn shortened(id: &str) -> Cow<'_, str> {
+/// Returns the beginning of an id. If the id were longer, [`to_printable`] would cut off the text after it.
+pub(crate) fn shorten_id(id: &str) -> Cow<'_, str> {
     match id.char_indices().nth(MAX_PRINTED_ID) {
         Some((end, _)) => Cow::Owned(format!("{}…", &id[..end])),
         None => Cow::Borrowed(id),
@@ -181,14 +181,14 @@ impl Report {
 mod tests {
     use super::*;
 
-    fn printed(report: &Report, mode: Mode) -> String {
+    fn print_to_text(report: &Report, mode: Mode) -> String {
         let mut out = Vec::new();
         report.print(mode, &mut out).unwrap();
         String::from_utf8(out).unwrap()
     }
 
     #[test]
-    fn a_report_names_what_is_not_imported() {
+    fn the_report_lists_what_is_not_imported() {
         let mut report = Report { users: 4, created: 2, unchanged: 1, refused: 1, ..Report::default() };
         report.count_omitted(Omitted::Groups, 0);
         report.count_omitted(Omitted::Roles, 2);
@@ -196,21 +196,21 @@ mod tests {
         report.unmapped_identities.add("github", 3);
         let expected = "Users in the input: 4\n  created: 2\n  unchanged: 1\n  refused: 1\nNot brought along:\n  password hashes, \
                         md5: 1\n  assigned roles: 2\n  identities of github (no --map for it): 3\n";
-        assert_eq!(printed(&report, Mode::Import), expected);
-        assert!(printed(&report, Mode::DryRun).contains("  would be created: 2\n"));
+        assert_eq!(print_to_text(&report, Mode::Import), expected);
+        assert!(print_to_text(&report, Mode::DryRun).contains("  would be created: 2\n"));
         assert!(!report.is_complete());
     }
 
     #[test]
     fn control_characters_are_not_printed() {
-        assert_eq!(printable("a\u{1b}[2Jb\n"), "a?[2Jb?");
+        assert_eq!(to_printable("a\u{1b}[2Jb\n"), "a?[2Jb?");
     }
 
     #[test]
     fn long_ids_are_shortened() {
         let id = "é".repeat(MAX_PRINTED_ID);
-        assert_eq!(shortened(&id), id);
-        assert_eq!(shortened(&format!("{id}x")), format!("{id}…"));
+        assert_eq!(shorten_id(&id), id);
+        assert_eq!(shorten_id(&format!("{id}x")), format!("{id}…"));
     }
 
     #[test]

@@ -48,7 +48,7 @@ pub fn import(args: &ImportArgs, now: i64, out: &mut dyn Write, log: &mut dyn Wr
         (None, false) => Mode::Import,
     };
     let mut report = Report::default();
-    let result = convert(args, now, &mut report, log);
+    let result = convert_files(args, now, &mut report, log);
     // An import that ends early reports what it did before it ended.
     let printed =
         if result.is_ok() || report.users > 0 { report.print(mode, out).and_then(|()| out.flush()) } else { Ok(()) };
@@ -63,7 +63,7 @@ pub fn import(args: &ImportArgs, now: i64, out: &mut dyn Write, log: &mut dyn Wr
     }
 }
 
-fn convert(args: &ImportArgs, now: i64, report: &mut Report, log: &mut dyn Write) -> Result<(), ImportError> {
+fn convert_files(args: &ImportArgs, now: i64, report: &mut Report, log: &mut dyn Write) -> Result<(), ImportError> {
     if args.files.iter().filter(|file| *file == Path::new("-")).count() > 1 {
         return Err(ImportError::Usage("standard input (-) can be read only once".to_owned()));
     }

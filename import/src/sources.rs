@@ -10,7 +10,7 @@ mod ndjson;
 
 use crate::{args::Format, convert::Context, error::ImportError, input::Input};
 
-/// Reads all input files, in the format that the command line names.
+/// Reads all input files, in the format given on the command line.
 pub(crate) fn read(inputs: Vec<Input>, context: &mut Context<'_>) -> Result<(), ImportError> {
     match context.args.format {
         Format::Keycloak => keycloak::read(inputs, context),

@@ -1,4 +1,4 @@
-//! Parses times in the forms in which other login services write them.
+//! Parses times in the formats of other login services.
 
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 

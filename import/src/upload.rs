@@ -10,7 +10,7 @@ use crate::{
     convert::Sink,
     error::ImportError,
     hash,
-    report::{Report, printable, shortened},
+    report::{Report, shorten_id, to_printable},
 };
 
 /// Maximum number of lines in one request, as the server allows.
@@ -59,7 +59,7 @@ impl Uploader {
         Ok(())
     }
 
-    /// Sends a batch. Returns the lines whose hash the server refused, with the hash removed. If `is_repeated`, the
+    /// Sends a batch. Returns the lines with a hash that the server refused, without this hash. If `is_repeated`, the
     /// lines were sent before, so their ignored fields are already counted.
     fn send_batch(
         &mut self,
@@ -88,7 +88,7 @@ impl Uploader {
                     } else {
                         report.refused += 1;
                         let text = refusal(line, result);
-                        writeln!(log, "{}", printable(&text)).map_err(ImportError::Print)?;
+                        writeln!(log, "{}", to_printable(&text)).map_err(ImportError::Print)?;
                     }
                 }
             }
@@ -98,7 +98,7 @@ impl Uploader {
         }
         if !is_repeated {
             for (field, number) in &response.ignored_fields {
-                report.ignored_fields.add(&printable(field), *number);
+                report.ignored_fields.add(&to_printable(field), *number);
             }
         }
         Ok(again)
@@ -144,12 +144,12 @@ fn without_refused_hash(line: &[u8], result: &LineResult, report: &mut Report) -
     serde_json::to_vec(&user).map(Some).map_err(|_| ImportError::BadResponse)
 }
 
-/// The line of the log about a user that the server refused: `external_id`, error, and the fields with their codes.
+/// The log line about a user that the server refused: `external_id`, error, and the fields with their codes.
 fn refusal(line: &[u8], result: &LineResult) -> String {
     let user: Map<String, Value> = serde_json::from_slice(line).unwrap_or_default();
     let external_id = user.get("external_id").and_then(Value::as_str).unwrap_or("a user without external_id");
     let error = result.error.as_deref().filter(|error| is_code(error)).unwrap_or("refused");
-    let mut text = format!("{}: {error}", shortened(external_id));
+    let mut text = format!("{}: {error}", shorten_id(external_id));
     for (number, field) in result.fields.iter().take(10).enumerate() {
         let code = if is_code(&field.code) { &field.code } else { "invalid" };
         text.push_str(if number == 0 { " (" } else { ", " });

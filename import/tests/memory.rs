@@ -16,11 +16,11 @@ use std::{
 
 use latchkey_import::Outcome;
 
-use support::{created, listen, run};
+use support::{listen, reply_created, run};
 
 const LIMIT_KIB: u64 = 64 * 1024;
 const MIB: u64 = 1024 * 1024;
-/// The bytes that make a row about as large as a row of a real export.
+/// Bytes of padding in a row, so that the row is about as large as in a real export.
 const PADDING: usize = 600;
 
 /// The largest resident set of this process so far.
@@ -42,7 +42,7 @@ fn an_import_needs_at_most_64_mib_for_any_file() {
         let is_joined =
             |line: &serde_json::Value| line["identities"][0]["subject"] == line["external_id"].as_str().unwrap()[7..];
         assert!(!is_join || request.lines().iter().all(is_joined));
-        created(&request)
+        reply_created(&request)
     });
     fs::write(path("token"), "token").unwrap();
     let token = path("token");

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn other_methods_and_paths_are_rejected() {
+    fn unknown_paths_and_post_requests_are_rejected() {
         let (health, metrics) = (Health::new(&[]), Metrics::default());
         let status = |method, path| respond(&method, path, &health, &metrics).status();
         assert_eq!(status(Method::GET, "/livez"), StatusCode::OK);

@@ -82,8 +82,8 @@ pub(crate) async fn reconcile(guarded: Arc<DeserializeGuard<App>>, context: Arc<
             let due = client::prune::remove_ended_clients(app, &context).await?;
             client::gather::report_rejected_app(app, &context);
             let action = write_rejection(app, &old, rejection, field_errors, &context).await?;
-            // `due`, when the Clients must be checked again, replaces only the wait `RESYNC`. The only other wait, for
-            // the rate limiter, is short.
+            // `due` is when the Clients must be checked again. It replaces only the wait `RESYNC`: the only other wait,
+            // for the rate limiter, is short.
             let is_earlier = |due: &OffsetDateTime| action == Action::requeue(RESYNC) && *due < context.now() + RESYNC;
             Ok(due.filter(is_earlier).map_or(action, |due| Action::requeue(wait_until(due, &context))))
         }

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_command_the_cluster_is_reconciled() {
+    fn the_operator_reconciles_the_cluster_if_no_command_is_given() {
         let line = "latchkey-operator --namespace a --server-service b --base-url https://c.example --identity d";
         let args = Args::try_parse_from(line.split(' ')).unwrap();
         assert!(args.command.is_none() && args.run.is_some_and(|run| run.limits() == QuotaLimits::default()));

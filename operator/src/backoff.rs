@@ -15,8 +15,8 @@ pub(crate) fn for_watch() -> ExponentialBackoff {
 /// Returns exponential waits with jitter, because clients that lost the same server must not reconnect at the same
 /// moment. Each wait is between half of the exponential delay and the whole delay, so it is never longer than `max`.
 pub(crate) fn between(min: Duration, max: Duration) -> ExponentialBackoff {
-    // backon adds to each delay, also to the longest, a random jitter of up to the delay itself. So both limits are
-    // halved here.
+    // backon adds random jitter to each delay, also to the longest. The jitter can be as long as the delay itself, so
+    // both limits are halved here.
     ExponentialBuilder::default()
         .with_min_delay(min / 2)
         .with_max_delay(max / 2)

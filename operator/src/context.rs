@@ -43,7 +43,7 @@ pub(crate) struct Context {
     pub(crate) progress_throttle: ReportThrottle,
     /// The appIDs that are being released.
     pub(crate) releases: Releases,
-    /// How long requests of an App can still run after the last server has stopped serving the App.
+    /// How long requests to an App can still run after the last server has stopped serving the App.
     pub(crate) request_drain: Duration,
     pub(crate) failures: Failures,
     pub(crate) reporter: Reporter,

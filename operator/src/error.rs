@@ -10,7 +10,7 @@ use crate::{
     panics::Panicked,
 };
 
-/// The error of a step of a reconcile that failed. A mistake in a resource is not an `Error`: the status reports it.
+/// The error of a failed step of a reconcile. A mistake in a resource is not an `Error`: the status reports it.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error("could not {action}")]

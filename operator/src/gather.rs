@@ -146,7 +146,7 @@ mod tests {
     };
 
     #[tokio::test]
-    async fn of_the_objects_of_a_client_only_the_named_keys_are_kept() {
+    async fn only_the_keys_that_a_client_names_are_kept() {
         const SECRET: &str = "/api/v1/namespaces/monitoring/secrets/own";
         const CONFIG_MAP: &str = "/api/v1/namespaces/monitoring/configmaps/keys";
         let secret = json!({ "metadata": { "name": "own" }, "data": { "now": "YQ==", "old": "Yg==", "more": "Yw==" } });

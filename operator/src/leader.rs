@@ -119,8 +119,8 @@ impl LeaseOptions {
 // === impl Candidate ===
 
 impl Candidate {
-    /// Takes the Lease if it is free, or if its holder has not renewed it for its duration, measured from when this
-    /// candidate last saw the Lease change.
+    /// Takes the Lease if it is free, or if it has expired: this candidate has not seen the Lease change for the
+    /// duration that the Lease contains.
     async fn try_acquire(&self, observed: &mut Option<Observed>) -> kube::Result<LeaseAttempt> {
         let Some(lease) = self.api.get_opt(&self.options.name).await? else { return self.create().await };
         let version = lease.metadata.resource_version.clone();
@@ -242,7 +242,7 @@ impl Candidate {
     async fn renew_once(&self, lease: &Lease) -> kube::Result<LeaseAttempt> {
         let attempt = self.take_or_renew(lease).await?;
         if let LeaseAttempt::HeldByOther = attempt {
-            // The Lease has changed: by our own request whose response was lost, by somebody who only edited it, or by
+            // The Lease has changed: by our own request (its response was lost), by somebody who only edited it, or by
             // another holder.
             return match self.api.get_opt(&self.options.name).await? {
                 Some(current) if self.is_holder(&current) => self.take_or_renew(&current).await,

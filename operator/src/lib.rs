@@ -1,4 +1,4 @@
-//! The operator of Latchkey: turns App and Provider resources into the documents that the servers read.
+//! The operator of Latchkey: turns App, Provider and Client resources into the documents that the servers read.
 
 use std::process::ExitCode;
 

@@ -150,8 +150,8 @@ fn look_up<T: Clone>(objects: &BTreeMap<(String, String), Option<T>>, namespace:
 }
 
 impl Manifests {
-    /// Reads every manifest of a folder and its subfolders. Fails only if one of these folders cannot be read. An error
-    /// in a file does not end the reading, but is reported in the result.
+    /// Reads every manifest of a folder and its subfolders. Fails only if one of these folders cannot be read. If a
+    /// file has an error, the other files are still read, and the result contains the error.
     pub(crate) fn read(folder: &Path, schemas: &Schemas, parse_cache: &Arc<ParseCache>) -> io::Result<Self> {
         let mut manifests = Self { parse_cache: Arc::clone(parse_cache), ..Self::default() };
         for (name, path) in files::find(folder)? {

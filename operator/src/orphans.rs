@@ -126,7 +126,7 @@ mod tests {
         })
     }
 
-    /// Checks the document of the appID `shop`, whose annotations name the App `shop/store`.
+    /// Checks the document of the appID `shop`. Its annotations name the App `shop/store`.
     async fn check_document(script: &MockApi, stored: Option<Value>) {
         let (context, mut apps) = context(script.client());
         apps.apply_watcher_event(&Event::Init);

@@ -22,8 +22,8 @@ thread_local! {
     static LAST_LOCATION: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Calls `report` for each panic of the process with the location, and with the text if the text is a string literal in
-/// the code.
+/// For each panic of the process, calls `report` with the location and, if the text is a string literal in the code,
+/// with the text.
 pub(crate) fn install_hook(report: fn(&dyn fmt::Display, Option<&str>)) {
     latchkey_telemetry::panics::install_hook(move |location, text| {
         record_location(location);

@@ -106,21 +106,21 @@ impl Quotas {
     // --- Decisions
 
     /// Reserves room for the first keys and the first document of an App, or returns the quota that would be exceeded.
-    /// `ahead` is the number of older Apps that have precedence over this App.
+    /// `older_apps` is the number of older Apps that have precedence over this App.
     pub(crate) fn admit_app(
         &self,
         app_id: &AppId,
         owner: &AppIdOwner,
         secret: &str,
         size: DocumentSize,
-        ahead: u32,
+        older_apps: u32,
     ) -> Result<(), NoRoom> {
         let mut namespaces = self.namespaces();
         let is_counted =
             namespaces.app_ids.get(app_id).is_some_and(|counted| counted.owner.namespace == owner.namespace);
         let need = Amount { apps: u32::from(!is_counted), bytes: namespaces.growth(secret, &owner.namespace, size) };
         let mut used = namespaces.used_without(secret, &owner.namespace);
-        used.apps = used.apps.saturating_add(ahead);
+        used.apps = used.apps.saturating_add(older_apps);
         self.limits.check(used, need)?;
         if !is_counted {
             namespaces.set_app_id(app_id, Some(CountedAppId { owner: owner.clone(), is_reported: false }));
@@ -199,7 +199,7 @@ impl Quotas {
         }
     }
 
-    /// Whether the App waits for room in a quota, and this room includes an appID.
+    /// Whether the App waits for room in a quota and still needs an appID.
     pub(crate) fn is_waiting_for_app_id(&self, namespace: &str, name: &str) -> bool {
         let namespaces = self.namespaces();
         namespaces.waiting.get(namespace).and_then(|waiting| waiting.get(name)).is_some_and(|app| app.need.apps > 0)

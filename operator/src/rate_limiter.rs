@@ -1,5 +1,5 @@
 //! Limits the rate of writes that are not caused by an edit of the object itself. So an edit does not wait behind the
-//! writes of a change that affects all Apps.
+//! many writes after a change that affects all Apps.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -8,14 +8,15 @@ use tokio::time::Instant;
 
 /// The maximum number of writes per second.
 const RATE: u32 = 100;
-/// The maximum number of writes at once after a pause. So an edit of a Secret that a few Apps share is not delayed.
+/// The maximum number of writes that do not wait after a pause. So an edit to a Secret that a few Apps share is not
+/// delayed.
 const BURST: u32 = 100;
 
 /// How long a reservation is stored after the time slot that it reserves.
 const RESERVATION_TTL: Duration = Duration::from_secs(60);
 
-/// Gives each object a time slot, which is the time at which it can write. The slots are in the order in which the
-/// objects call [`RateLimiter::try_acquire`]. An object that must wait has a reservation.
+/// Gives each object a time slot, which is the time at which it can write. The slots are in the order in which
+/// [`RateLimiter::try_acquire`] is called for the objects. An object that must wait has a reservation.
 pub(crate) struct RateLimiter(Mutex<Reservations>);
 
 struct Reservations {
@@ -33,7 +34,7 @@ impl RateLimiter {
     }
 
     /// Returns `Ok` if this object can write now. Otherwise reserves a time slot, and returns the wait until this slot.
-    /// The object must then call this function again. If it does not, it loses its slot.
+    /// The caller must then call this function again for the object. Otherwise the object loses its slot.
     pub(crate) fn try_acquire(&self, object: &str) -> Result<(), Duration> {
         let interval = Duration::from_secs(1) / RATE;
         let now = Instant::now();
@@ -52,7 +53,7 @@ impl RateLimiter {
         if slot <= now {
             return Ok(());
         }
-        // Drops the expired reservations: no write of their objects was tried again.
+        // Drops the expired reservations: no write to their objects was retried.
         reservations.by_object.retain(|_, slot| now.saturating_duration_since(*slot) < RESERVATION_TTL);
         reservations.by_object.insert(object.to_owned(), slot);
         Err(slot - now)

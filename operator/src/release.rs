@@ -47,7 +47,7 @@ const UNANSWERED_RETRY: Duration = Duration::from_secs(10 * 60);
 /// database, so a rare check is enough.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(10 * 60 * 60);
 
-/// Checks each queued appID, and all of them at intervals, until asked to stop.
+/// Checks each queued appID, and every reserved appID at intervals, until asked to stop.
 pub(crate) async fn run(context: Arc<Context>, mut queue: mpsc::UnboundedReceiver<AppId>, stop: &CancellationToken) {
     let mut recheck = interval_at(Instant::now() + RECHECK_INTERVAL, RECHECK_INTERVAL);
     recheck.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -1,4 +1,4 @@
-//! Functions for the statuses of both Apps and Providers.
+//! Functions for the statuses of Apps, Providers and Clients.
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use latchkey_crds::conditions::{ConditionStatus, ConditionType, DesiredCondition, Reason};

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 
 use crate::{context::Context, error::Error, status::with_field};
 
-/// Reads an App or Provider without decoding its spec. Returns `None` if it no longer exists.
+/// Reads an App, Provider or Client without decoding its spec. Returns `None` if it no longer exists.
 pub(crate) async fn read<K>(context: &Context, guarded: &impl Resource) -> Result<Option<DynamicObject>, Error>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
@@ -24,8 +24,8 @@ where
     Ok(objects.items.into_iter().next())
 }
 
-/// Returns the message for the status, which names the field that cannot be decoded. `error` is the error of the watch,
-/// which names no field; the message contains `error` only if the object has been corrected in the meantime.
+/// Returns the message for the status, which names the field that cannot be decoded. `error` is the error from the
+/// watch. It names no field, so the message contains it only if the object has been corrected in the meantime.
 pub(crate) fn message<K: DeserializeOwned>(object: &DynamicObject, error: &str) -> String {
     let decoded = serde_json::to_value(object).map(serde_path_to_error::deserialize::<_, K>);
     let error = match decoded {

@@ -115,7 +115,7 @@ pub struct ServeArgs {
     /// External URL of the public API, without a trailing slash.
     #[arg(long, env = "LATCHKEY_BASE_URL")]
     pub base_url: Option<IssuerUrl>,
-    /// Poll the outbox and the events of webhooks without LISTEN, for connection poolers in transaction mode. The
+    /// Poll the outbox and the webhook events instead of using LISTEN, for connection poolers in transaction mode. The
     /// pooler must support protocol-level prepared statements in transaction mode (PgBouncer 1.21 or later with
     /// `max_prepared_statements` above 0).
     #[arg(long, env = "LATCHKEY_WITHOUT_LISTEN")]
@@ -166,7 +166,7 @@ pub struct ServeArgs {
         value_parser = clap::value_parser!(u32).range(2..=16)
     )]
     pub hashing_iterations: u32,
-    /// Private networks that SMTP relays and providers of Apps can be in, comma-separated.
+    /// Private networks in which the SMTP relays, providers and webhook receivers of Apps are allowed, comma-separated.
     #[arg(long, env = "LATCHKEY_PRIVATE_CIDRS", value_delimiter = ',')]
     pub private_cidrs: Vec<IpNet>,
     /// JSON file with ceilings for the rate limits of Apps: a map from the name of a limit to windows.
@@ -199,7 +199,7 @@ impl ServeArgs {
     ///
     /// # Errors
     ///
-    /// The hashes would cost more than the servers can check.
+    /// The hashes would cost more than [`MAX_WEIGHT`] times the default.
     pub fn native_hashes(&self) -> Result<Argon2Class, String> {
         let (memory, iterations) = (self.hashing_memory_mib, self.hashing_iterations);
         Argon2Class::native(memory, iterations).ok_or_else(|| {

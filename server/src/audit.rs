@@ -1,5 +1,5 @@
-//! After each quarter of an hour, writes the refusals that Redis has counted to the audit table. Also applies the
-//! retention of audit events, of unverified accounts, of foreign password hashes and of webhook events.
+//! After each quarter of an hour, copies the counts of refusals from Redis to the audit table. Also applies the
+//! retention of audit events, unverified accounts, foreign password hashes and webhook events.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -19,7 +19,7 @@ use crate::{
     webhooks::{self, WebhookMetrics},
 };
 
-/// The average time after which each server looks again for counted refusals that are not in the audit table yet.
+/// How often, on average, each server looks for counted refusals that are not in the audit table yet.
 const WRITE_INTERVAL: Duration = Duration::from_secs(30);
 /// How often one of the servers applies the retention.
 const RETENTION_INTERVAL: Duration = Duration::from_secs(60 * 60);
@@ -28,13 +28,13 @@ const MONTHS_AHEAD: i32 = 3;
 const APPS_PER_STATEMENT: usize = 100;
 /// The maximum number of events that one statement deletes per App.
 const MAX_EVENTS_PER_APP: i64 = 100;
-/// If a run has deleted events for this time, it deletes at most one more batch of events per App. The next run deletes
-/// the rest.
+/// After a run has deleted events for this time, it deletes at most one more batch of events per App. The next run
+/// deletes the rest.
 const MAX_DELETE_TIME: Duration = Duration::from_secs(60);
 
 /// Which events are deleted.
 struct Retention {
-    /// The start of the earliest month of which an App still retains events. Earlier partitions can be dropped.
+    /// The start of the earliest month from which any App still retains events. Earlier partitions can be dropped.
     month: OffsetDateTime,
     apps: Vec<String>,
     /// For each App in `apps`, at the same index: the time before which its events are deleted.
@@ -61,8 +61,8 @@ pub async fn run(
             let written = stores.write_refusals(|app| apps.get(app.as_str()).is_some()).await?;
             debug!(written, "aggregated refusals were written");
             if stores.postgres.try_start_audit_upkeep(RETENTION_INTERVAL).await? {
-                // The next three steps return their errors later, so that the retention of audit events is applied even
-                // if one of them fails.
+                // The errors of the next three steps are returned later, so that the retention of audit events is
+                // applied even if one of the steps fails.
                 let accounts_deleted = retention::delete_unverified(&stores, &apps, env.now(), &metrics).await;
                 let hashes_removed = foreign_hashes::apply_retention(&stores, &apps, env.now()).await;
                 let events_removed = webhooks::remove_old_events(&stores, &apps, &webhook_metrics).await;
@@ -90,7 +90,7 @@ pub async fn run(
 
 /// Creates the next monthly partitions, and deletes events that are older than the retention of their App. Returns
 /// whether the database role of this server can create partitions. `can_create_partitions` is the result of the
-/// previous run: the warning is logged only when the result changes to false.
+/// previous run: a warning is logged only when the result changes to false.
 pub async fn apply_retention(
     stores: &Stores,
     apps: &Apps,

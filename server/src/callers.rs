@@ -229,7 +229,7 @@ mod tests {
         })
     }
 
-    fn validated(keys: &KeySet, token: &str) -> Result<String, TokenError> {
+    fn validate(keys: &KeySet, token: &str) -> Result<String, TokenError> {
         let header = jsonwebtoken::decode_header(token).unwrap();
         let now = OffsetDateTime::from_unix_timestamp(NOW).unwrap();
         validate_token(keys, header.kid.as_deref().unwrap(), header.alg, now, token).map(|account| account.to_string())
@@ -241,11 +241,11 @@ mod tests {
     }
 
     #[test]
-    fn a_token_of_the_cluster_names_its_service_account() {
+    fn a_valid_token_authenticates_its_service_account() {
         let signer = Signer::new("a");
         let good = signer.sign(&claims());
-        assert_eq!(validated(&key_set(&[&signer], Some(ISSUER)), &good).as_deref(), Ok("shop/backoffice"));
-        assert_eq!(validated(&key_set(&[&signer], None), &good).as_deref(), Ok("shop/backoffice"));
+        assert_eq!(validate(&key_set(&[&signer], Some(ISSUER)), &good).as_deref(), Ok("shop/backoffice"));
+        assert_eq!(validate(&key_set(&[&signer], None), &good).as_deref(), Ok("shop/backoffice"));
         // These claims are valid, too: an audience as a string, several audiences, the latest `nbf` and the earliest
         // `exp`.
         for (claim, value) in [
@@ -257,7 +257,7 @@ mod tests {
             let mut claims = claims();
             claims[claim] = value;
             let token = signer.sign(&claims);
-            assert!(validated(&key_set(&[&signer], Some(ISSUER)), &token).is_ok(), "{claims}");
+            assert!(validate(&key_set(&[&signer], Some(ISSUER)), &token).is_ok(), "{claims}");
         }
     }
 
@@ -284,7 +284,7 @@ mod tests {
         ] {
             let mut claims = claims();
             *claims.pointer_mut(pointer).unwrap() = value;
-            assert_eq!(validated(&keys, &signer.sign(&claims)), Err(error), "{claims}");
+            assert_eq!(validate(&keys, &signer.sign(&claims)), Err(error), "{claims}");
         }
     }
 
@@ -292,24 +292,24 @@ mod tests {
     fn only_keys_of_the_cluster_are_accepted() {
         let (signer, other_signer) = (Signer::new("a"), Signer::new("b"));
         let keys = key_set(&[&signer], Some(ISSUER));
-        assert_eq!(validated(&keys, &other_signer.sign(&claims())), Err(TokenError::UnknownKey));
+        assert_eq!(validate(&keys, &other_signer.sign(&claims())), Err(TokenError::UnknownKey));
         // The token is signed by another key with the id of a known key.
-        assert_eq!(validated(&keys, &Signer::new("a").sign(&claims())), Err(TokenError::InvalidSignature));
-        // The token is signed by an HMAC with the public key as its secret.
+        assert_eq!(validate(&keys, &Signer::new("a").sign(&claims())), Err(TokenError::InvalidSignature));
+        // The token has an HMAC signature with the public key as the secret.
         let secret = jsonwebtoken::EncodingKey::from_secret(signer.jwk().to_string().as_bytes());
         let header = jsonwebtoken::Header {
             kid: Some("a".to_owned()),
             ..jsonwebtoken::Header::new(jsonwebtoken::Algorithm::HS256)
         };
         let forged = jsonwebtoken::encode(&header, &claims(), &secret).unwrap();
-        assert_eq!(validated(&keys, &forged), Err(TokenError::InvalidSignature));
+        assert_eq!(validate(&keys, &forged), Err(TokenError::InvalidSignature));
         let good = signer.sign(&claims());
         let (unsigned, _) = good.rsplit_once('.').unwrap();
-        assert_eq!(validated(&keys, &format!("{unsigned}.")), Err(TokenError::InvalidSignature));
+        assert_eq!(validate(&keys, &format!("{unsigned}.")), Err(TokenError::InvalidSignature));
     }
 
     #[tokio::test]
-    async fn without_keys_every_caller_is_rejected() {
+    async fn every_caller_is_rejected_without_keys() {
         let token = Signer::new("a").sign(&claims());
         let outcome = Callers::Disabled.authenticate(&Env::system(), &token).await;
         assert!(matches!(outcome, Err(CallerError::InvalidToken(TokenError::NoKeys))));

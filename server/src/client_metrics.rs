@@ -69,7 +69,7 @@ impl ClientMetrics {
         metrics
     }
 
-    pub fn count_tokens(&self, grant: ClientGrantType, outcome: ClientOutcome) {
+    pub fn count_token_request(&self, grant: ClientGrantType, outcome: ClientOutcome) {
         let labels = TokenLabels { grant: grant.as_str(), outcome: outcome.as_str() };
         self.tokens.get_or_create(&labels).inc();
     }
@@ -85,7 +85,7 @@ impl ClientMetrics {
 impl ClientGrantType {
     const ALL: [Self; 2] = [Self::AuthorizationCode, Self::RefreshToken];
 
-    /// Returns the value of the parameter `grant_type` that stands for this grant type.
+    /// Returns the value of the parameter `grant_type` for this grant type.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::AuthorizationCode => "authorization_code",
@@ -122,7 +122,7 @@ mod tests {
     fn all_series_exist_from_the_start() {
         let mut registry = Registry::default();
         let metrics = ClientMetrics::register(&mut registry);
-        metrics.count_tokens(ClientGrantType::RefreshToken, ClientOutcome::Refused);
+        metrics.count_token_request(ClientGrantType::RefreshToken, ClientOutcome::Refused);
         metrics.count_authentication(AuthenticationMethod::PrivateKeyJwt, ClientOutcome::Succeeded);
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();

@@ -39,12 +39,12 @@ use texts::SharedTexts;
 /// start again from the full set.
 const BACKLOG: usize = 1024;
 
-/// The number of parts of [`ServedApps`]. A change of an App copies only one part and the list of parts: with 10,000
-/// Apps, these are about 40 entries in the part and 256 pointers to the parts.
+/// The number of parts of [`ServedApps`]. A change to an App copies only one part and the list of parts: with 10,000
+/// Apps, about 40 entries and 256 pointers.
 const PARTS: usize = 256;
 
-/// The rate limits of the installation. They apply in addition to the rate limits of an App, so that no App exceeds
-/// them (specification: Limits, Rate limits).
+/// The rate limits of the installation, which no App can exceed. They apply in addition to the App's own rate limits
+/// (specification: Limits, Rate limits).
 pub type Ceilings = BTreeMap<Limit, Vec<Window>>;
 
 /// The Apps being served, by appID. Readers never block.
@@ -67,8 +67,7 @@ struct ServedApps {
     count: usize,
     /// How many of the Apps have pages.
     with_pages: usize,
-    /// The Apps that have an own host for their pages, by this host. If several Apps have the same host, the host
-    /// belongs to the App with the smallest appID.
+    /// For each own host of pages: the Apps that have this host. The host belongs to the App with the smallest appID.
     pages_hosts: Arc<HashMap<HostName, BTreeSet<AppId>>>,
 }
 
@@ -144,7 +143,7 @@ pub enum RejectError {
     Load(#[from] LoadError),
 }
 
-/// The label of a rejection in metrics.
+/// The reason for a rejection, as a label in metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RejectReason {
     NotUtf8,
@@ -347,8 +346,8 @@ impl Apps {
         self.serving.load().with_pages > 0
     }
 
-    /// Returns the App whose pages have this own host, which must be in lower case and without a port (specification:
-    /// Hosted pages, Own host).
+    /// Returns the App that has this own host for its pages. The host must be in lower case and without a port
+    /// (specification: Hosted pages, Own host).
     pub fn get_by_pages_host(&self, host: &str) -> Option<Arc<App>> {
         self.serving.load().by_pages_host(host).cloned()
     }
@@ -420,7 +419,8 @@ impl Apps {
         (Hello { pod_uid, format: FORMAT, revisions, refused, deletions, webhooks }, receiver)
     }
 
-    /// Serves a document instead of the previous document of the App, or rejects it as a whole and reports why.
+    /// Applies a new document of the App. A document that cannot be served is rejected as a whole, and the reason is
+    /// reported.
     pub fn put(&self, id: &AppId, document: &[u8]) {
         self.metrics.record_event();
         let revision = Revision::of(document);
@@ -441,7 +441,7 @@ impl Apps {
         }
     }
 
-    /// Stops serving an App whose document was removed.
+    /// Stops serving an App after its document was removed.
     pub fn remove(&self, id: &AppId) {
         self.metrics.record_event();
         self.update(|unserved, serving, changes| self.stop_serving(id, unserved, serving, changes));
@@ -608,7 +608,7 @@ impl Apps {
         }
     }
 
-    /// Returns why a document conflicts with the App that is served: the document is of another namespace or has other
+    /// Returns why a document conflicts with the served App: the document comes from another namespace or has other
     /// keys, and has no later `handover` that would allow this. `None` if there is no conflict.
     fn conflict(&self, id: &AppId, document: &ParsedDocument) -> Option<RejectError> {
         let (namespace, handover, incarnation) = match document {
@@ -757,7 +757,7 @@ impl FullSync<'_> {
         }
     }
 
-    /// Adds an App whose document cannot be read. The previous document of the App stays in service.
+    /// Adds an App with a document that cannot be read. The previous document of the App stays in service.
     pub fn reject_unreadable(&mut self, id: &AppId, error: RejectError) {
         let revision = Revision::of(error.to_string().as_bytes());
         if self.apps.is_current(id, &revision) {
@@ -1087,7 +1087,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rejection_is_reported_to_new_subscribers_until_it_is_fixed() {
+    fn a_rejection_is_reported_to_new_subscribers_until_the_document_is_valid_again() {
         let apps = Apps::default();
         let good = fixtures::rendered("shop").to_bytes();
         apps.put(&id(), &good);
@@ -1197,7 +1197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_one_app_does_not_copy_all_apps() {
+    fn a_change_to_one_app_does_not_copy_all_apps() {
         let served = fixtures::app(fixtures::rendered("shop"));
         let served = Arc::new(served);
         let filled = |count: usize| {

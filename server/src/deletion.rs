@@ -20,8 +20,8 @@ use crate::{
 };
 
 const USERS_PER_TRANSACTION: u32 = 500;
-/// How long the users of one App are deleted before the progress is reported and the server continues with the next
-/// App. Also the length of the pause when no App has users left to delete.
+/// How long the server deletes users of one App before it reports the progress and continues with the next App. Also
+/// the length of the pause when no App has users left to delete.
 const REPORT_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Runs until the future is dropped. First waits until `has_all_documents` is true, because documents that an earlier

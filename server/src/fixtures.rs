@@ -121,12 +121,12 @@ pub(crate) fn provider(clients: Vec<RenderedClient>) -> App {
 /// The secret of the clients that [`client`] builds.
 pub(crate) const CLIENT_SECRET: &str = "lks_correct-horse-battery-staple";
 
-/// The SHA-256 of a client's secret, as documents have it.
+/// The SHA-256 of a client's secret, encoded as in documents.
 pub(crate) fn secret_digest(secret: &str) -> String {
     STANDARD.encode(aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, secret.as_bytes()))
 }
 
-/// Builds a client with a secret, all scopes, and ID tokens of the App's own algorithm.
+/// Builds a client with a secret and all scopes. Its ID tokens are signed with ES256.
 pub(crate) fn client(id: &str) -> RenderedClient {
     RenderedClient {
         client_id: id.parse().unwrap(),

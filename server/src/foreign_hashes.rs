@@ -1,5 +1,5 @@
-//! Removes foreign password hashes at the end of the retention of their App, unless a login has replaced them. Also
-//! removes the classes (hash function and cost) of which no user has a hash.
+//! Removes foreign password hashes at the end of their App's retention, unless a login has replaced them. Also removes
+//! each class (hash function and cost) that no user's hash belongs to.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 

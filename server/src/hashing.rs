@@ -51,8 +51,8 @@ pub mod strength;
 pub struct HashingOptions {
     /// The number of threads. By default one per CPU, because hashing needs nothing but CPU time and memory bandwidth.
     pub threads: NonZeroUsize,
-    /// How long the last job of a full queue waits. The number of slots (places in the queue) per thread follows from
-    /// this time and the measured duration of jobs, between [`MIN_SLOTS_PER_THREAD`] and `max_slots_per_thread`.
+    /// How long the last job of a full queue waits. This time and the measured duration of jobs determine the number of
+    /// slots (places in the queue) per thread: at least [`MIN_SLOTS_PER_THREAD`], at most `max_slots_per_thread`.
     pub full_queue_wait: Duration,
     /// The maximum number of slots per thread. It bounds the memory of the requests that wait.
     pub max_slots_per_thread: usize,
@@ -60,8 +60,8 @@ pub struct HashingOptions {
     /// refused, so that the client gets 503 within this time. A job with checks of foreign (imported) hashes is not
     /// native: it must start within this time, but can end later.
     pub deadline: Duration,
-    /// How long a thread keeps its memory after a hash. After this time, the thread returns the memory, with all values
-    /// in it that depend on the password, to the system (docs/decisions/0033-argon2-simd.md).
+    /// How long a thread keeps its memory after a hash. After this time, the thread returns the memory to the system,
+    /// including all values that depend on the password (docs/decisions/0033-argon2-simd.md).
     pub idle_timeout: Duration,
     /// The implementation of argon2.
     pub kernel: Kernel,
@@ -151,8 +151,9 @@ struct QueueState {
     average_per_weight: Duration,
     /// The time that all waiting jobs together are expected to take.
     waiting_time: Duration,
-    /// The numbers of running jobs with `is_heavy` and `is_large` in their [`JobKind`].
+    /// The number of running jobs with [`JobKind::is_heavy`].
     running_heavy: usize,
+    /// The number of running jobs with [`JobKind::is_large`].
     running_large: usize,
 }
 
@@ -237,9 +238,9 @@ impl HashingOptions {
         HashClass::Argon2(self.native)
     }
 
-    /// Checks that the memory of all threads fits into a memory limit in bytes. Connections and requests use up to
-    /// three eighths of the limit (specification: Limits, Connections and memory). The memory of the default parameters
-    /// is accepted with every limit.
+    /// Checks that the memory of all threads fits into `limit`, in bytes. Connections and requests use up to three
+    /// eighths of the limit (specification: Limits, Connections and memory). The default memory per hash is accepted
+    /// with every limit.
     ///
     /// # Errors
     ///
@@ -303,7 +304,7 @@ impl QueueState {
     }
 
     /// Returns the kinds of jobs that the limits allow to start now.
-    fn startable(&self, options: &HashingOptions) -> StartableKinds {
+    fn startable_kinds(&self, options: &HashingOptions) -> StartableKinds {
         StartableKinds { heavy: self.running_heavy < options.max_heavy_jobs(), large: self.running_large == 0 }
     }
 
@@ -473,7 +474,7 @@ impl Shared {
         self.metrics.refused.get_or_create(&RefusedLabels { reason }).inc();
     }
 
-    /// Builds a refusal. Its `retry_after` estimates when the jobs in the queue are done: 1 to 30 whole seconds.
+    /// Builds a refusal. Its `retry_after` estimates how long the queued jobs will take: 1 to 30 whole seconds.
     fn overloaded_for_state(&self, state: &QueueState) -> Overloaded {
         let threads = u32::try_from(self.options.threads.get()).unwrap_or(u32::MAX);
         let seconds = (state.waiting_time.as_secs_f64() / f64::from(threads)).ceil().clamp(1.0, 30.0);
@@ -502,8 +503,8 @@ impl Shared {
             self.metrics.memory.inc_by(engine.memory_bytes() - memory_before);
             let took = started.elapsed();
             let mut state = self.state.lock();
-            // The time that the job's owner is charged for is corrected before the reply, so that it is right when the
-            // owner's next job arrives.
+            // The time charged to the job's owner is corrected before the reply, so that it is right when the owner's
+            // next job arrives.
             state.jobs.correct_charge(&charge, took);
             state.count_ended(kind);
             if outcome.has_run {
@@ -563,7 +564,7 @@ impl Shared {
                 MutexGuard::unlocked(&mut state, || engine.release_memory());
                 continue;
             }
-            let startable = state.startable(&self.options);
+            let startable = state.startable_kinds(&self.options);
             let (average, per_weight) = (state.average_duration, state.average_per_weight);
             let expected = |job: &Job| job.weight.map_or(average, |weight| per_weight.mul_f64(weight));
             if let Some(turn) = state.jobs.pop(startable, expected) {
@@ -752,7 +753,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_a_hash_verification_always_fails() {
+    async fn verification_without_a_hash_always_fails() {
         let hashing = start_pool(1, 8, Duration::from_secs(10));
         // Without a hash, the password is checked against the dummy hash, which is the hash of the empty password.
         let answer = hashing.run_check(&owner("a", client(1)), Work::Verify(Password::new(""), None)).await;
@@ -863,7 +864,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_job_that_panics_is_an_error_and_the_thread_continues() {
+    async fn a_panic_in_a_job_is_an_error_and_the_thread_continues() {
         let mut registry = Registry::default();
         let options = HashingOptions {
             threads: NonZeroUsize::MIN,
@@ -1074,7 +1075,7 @@ mod tests {
         assert!(expected.abs_diff(Duration::from_millis(60)) < Duration::from_micros(10), "{expected:?}");
     }
 
-    /// Measures the time of 80 native jobs. Each of four clients sends its jobs one after the other.
+    /// Measures the time of 80 native jobs. Each of four clients sends 20 jobs, one after the other.
     async fn time_native_jobs(hashing: &HashingPool) -> Duration {
         let started = Instant::now();
         let clients = (0..4).map(|number| async move {

@@ -44,7 +44,7 @@ impl ImportMetrics {
         metrics
     }
 
-    /// Counts the lines of a batch that is no dry run. `source` is the name that the caller sent.
+    /// Counts the lines of a batch. Must not be called for a dry run. `source` is the name that the caller sent.
     pub fn count(&self, source: &str, lines: ImportedLines) {
         let source = SOURCES.into_iter().find(|known| *known == source).unwrap_or(OTHER_SOURCE);
         let ImportedLines { created, unchanged, refused } = lines;

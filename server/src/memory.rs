@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_cgroup_the_limit_is_the_memory_of_the_machine_or_a_default() {
+    fn the_limit_without_a_cgroup_is_the_memory_of_the_machine_or_a_default() {
         assert_eq!(limit_with_files(&[MEMINFO]), 1 << 30);
         assert_eq!(limit_with_files(&[]), 256 << 20);
     }

@@ -47,7 +47,7 @@ impl OwnershipChecker {
     }
 
     /// Runs until the future is dropped. First waits until `has_all_documents` is true. Before that, the Apps can come
-    /// from the cache of an earlier process, and cached documents must claim no appID.
+    /// from the cache of an earlier process, and cached documents must not claim appIDs.
     pub async fn run(mut self, mut has_all_documents: watch::Receiver<bool>) {
         if has_all_documents.wait_for(|has_all| *has_all).await.is_err() {
             return;

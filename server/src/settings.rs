@@ -9,7 +9,7 @@ use latchkey_crds::types::IssuerUrl;
 pub struct Settings {
     /// External URL of the public listener, without a trailing slash.
     pub base_url: IssuerUrl,
-    /// Networks of the proxies whose `X-Forwarded-For` is trusted.
+    /// Networks of trusted proxies. `X-Forwarded-For` is used only in requests from these networks.
     pub trusted_proxies: Vec<IpNet>,
     /// Whether the sampled flag of a `traceparent` from a trusted proxy is used.
     pub trusts_traceparent: bool,

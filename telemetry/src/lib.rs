@@ -31,7 +31,7 @@ pub struct Options {
     pub version: &'static str,
     /// Whether spans are exported if the environment names a collector.
     pub exports_spans: bool,
-    /// Whether a log line in JSON contains the span in which it is written.
+    /// Whether a JSON log line contains the current span.
     pub logs_current_span: bool,
     /// Directives that the program adds to the filter of `--log`.
     pub filter_directives: &'static [&'static str],

@@ -26,7 +26,7 @@ pub enum LogFormat {
 #[derive(Debug, thiserror::Error)]
 #[error("--log is not a filter such as info or {crate_name}=debug,info")]
 pub struct InvalidFilter {
-    /// The crate of the program, which the example in the message names.
+    /// The crate name of the program, for the example in the message.
     crate_name: String,
 }
 

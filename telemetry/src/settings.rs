@@ -40,7 +40,7 @@ pub struct InvalidSetting {
     pub(crate) reason: &'static str,
 }
 
-/// The environment variables: a function that returns the value of a name.
+/// The environment variables: a function that returns the value of the variable with this name.
 struct Variables<F>(F);
 
 // === impl Settings ===

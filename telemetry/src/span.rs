@@ -3,9 +3,9 @@
 /// The target of all exported spans. Log events and spans of libraries are not exported.
 pub const TARGET: &str = "span";
 
-/// Creates a span from its kind (`server`, `client`, `consumer`, `internal`), its name, and attributes by the semantic
-/// conventions of OpenTelemetry. The name is a literal. The attribute `otel.name` replaces it with a computed name.
-/// [`record_error`] marks a span as failed.
+/// Creates a span from its kind (`server`, `client`, `consumer`, `internal`), its name, and attributes that follow
+/// OpenTelemetry's semantic conventions. The name is a literal. The attribute `otel.name` replaces it with a computed
+/// name. [`record_error`] marks a span as failed.
 ///
 /// Attributes leave the process, so a value that must not be logged cannot be an attribute (docs/logging.md).
 #[macro_export]

@@ -106,7 +106,7 @@ async fn registering_an_unverified_address_again_sends_a_new_code_and_changes_no
 }
 
 #[tokio::test]
-async fn a_mail_to_an_unverified_address_contains_no_text_of_the_client() {
+async fn a_mail_to_an_unverified_address_contains_no_text_from_the_client() {
     let app = app().template("confirm.txt", "Dear {{ name }}, {{ code }}").template("confirm.subject", "Hi {{ name }}");
     let test_app = TestApp::start_with(app).await;
     let caller = test_app.client();
@@ -121,7 +121,7 @@ async fn a_mail_to_an_unverified_address_contains_no_text_of_the_client() {
 }
 
 #[tokio::test]
-async fn without_enumeration_protection_a_verified_address_is_reported_as_taken() {
+async fn a_verified_address_is_reported_as_taken_without_enumeration_protection() {
     let test_app = TestApp::start_with(app().set("/enumerationProtection", "Off")).await;
     test_app.register(EMAIL).await;
     let unverified = test_app.client().register(test_app.id(), NAME, EMAIL, PASSWORD).await;
@@ -174,7 +174,7 @@ async fn a_name_is_trimmed_and_an_address_is_stored_as_given() {
 }
 
 #[tokio::test]
-async fn one_address_in_two_apps_is_two_accounts() {
+async fn the_same_address_in_two_apps_belongs_to_two_accounts() {
     let (one, other) = (app(), app());
     let stack = Stack::builder().app(&one).app(&other).start().await;
     let client = stack.client();
@@ -282,7 +282,7 @@ async fn only_the_right_password_reveals_that_a_user_is_disabled() {
 }
 
 #[tokio::test]
-async fn a_successful_login_replaces_a_hash_with_old_parameters_or_another_algorithm() {
+async fn a_successful_login_renews_a_hash_that_has_old_parameters_or_another_algorithm() {
     let test_app = TestApp::start().await;
     let client = test_app.register_and_confirm(EMAIL).await;
     for (algorithm, version, m_cost, phc_prefix) in [
@@ -393,7 +393,7 @@ async fn verify_accepts_only_an_empty_object() {
 }
 
 #[tokio::test]
-async fn verify_of_a_verified_address_sends_no_mail() {
+async fn verify_sends_no_mail_to_a_verified_address() {
     let test_app = TestApp::start().await;
     let signed_in = test_app.register_and_confirm(EMAIL).await.authenticate(test_app.id(), EMAIL, PASSWORD).await;
     let response = signed_in.verify().await.expect(StatusCode::OK);

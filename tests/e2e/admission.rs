@@ -595,7 +595,7 @@ fn the_full_objects_have_every_field() {
 }
 
 #[tokio::test]
-async fn every_bound_holds() {
+async fn every_bound_is_enforced() {
     let admission = &AdmissionTest::start().await;
     let (mut invalid, mut valid) = (Vec::new(), Vec::new());
     for full_object in full_objects() {
@@ -615,9 +615,9 @@ async fn every_bound_holds() {
 async fn every_validation_rule_refuses_with_its_message() {
     let admission = AdmissionTest::start().await;
     let mut untested = rule_messages();
-    // These rules apply only to changes; the tests below test them.
-    let of_changes = ["the appID cannot change", "appRef cannot change", "the client ID cannot change"];
-    untested.retain(|message| !of_changes.iter().any(|beginning| message.starts_with(beginning)));
+    // These rules apply only to changes. The tests below check them.
+    let change_rules = ["the appID cannot change", "appRef cannot change", "the client ID cannot change"];
+    untested.retain(|message| !change_rules.iter().any(|beginning| message.starts_with(beginning)));
     for (object, field, message) in rule_violations() {
         let errors = admission.assert_refused(&object, field, message).await;
         untested.retain(|rule| !errors.iter().any(|fault| fault.message.ends_with(rule)));
@@ -715,7 +715,7 @@ async fn the_app_and_the_id_of_a_client_cannot_change() {
 }
 
 #[tokio::test]
-async fn enums_get_their_defaults_and_numbers_do_not() {
+async fn unset_enums_get_their_defaults_and_unset_numbers_do_not() {
     let admission = AdmissionTest::start().await;
     let created = admission.create(&app(json!({ "tokens": {}, "pages": { "theme": {} } }))).await;
     let expected = json!({

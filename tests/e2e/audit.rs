@@ -88,8 +88,8 @@ impl AuditRow {
     }
 }
 
-/// Connects to the stores of the service, as a second server would. For this second server, Redis's clock is ahead by
-/// `clock_offset`.
+/// Connects to the stores of the service, as a second server would. The second server adds `clock_offset` to the time
+/// of Redis.
 fn stores(test_app: &TestApp, clock_offset: time::Duration) -> Stores {
     stores_at(test_app, &test_app.stack.database.url, clock_offset)
 }
@@ -179,7 +179,7 @@ async fn each_account_event_is_a_row_with_client_and_session() {
 }
 
 #[tokio::test]
-async fn the_row_of_a_confirm_in_a_session_names_that_session() {
+async fn a_confirm_in_a_session_writes_a_row_with_that_session() {
     let test_app = TestApp::start().await;
     test_app.register(EMAIL).await;
     let client = test_app.client();
@@ -192,13 +192,13 @@ async fn the_row_of_a_confirm_in_a_session_names_that_session() {
 }
 
 #[tokio::test]
-async fn an_invalid_registration_an_unknown_address_and_a_wrong_code_leave_no_row() {
+async fn no_row_is_written_for_an_invalid_registration_an_unknown_address_or_a_wrong_code() {
     let test_app = TestApp::start().await;
     let (id, client) = (test_app.id(), test_app.client());
     client.register(id, NAME, EMAIL, "short").await.expect(StatusCode::BAD_REQUEST);
     client.forgot_password(id, UNKNOWN_EMAIL).await.expect(StatusCode::OK);
     client.confirm(id, WRONG_CODE).await.expect(StatusCode::BAD_REQUEST);
-    // Rows are written in order. Rows of the calls above would be written before the row of this registration.
+    // Rows are written in order. A row for a call above would be written before the row for this registration.
     test_app.register(EMAIL).await;
     client.forgot_password(id, EMAIL).await.expect(StatusCode::OK);
     wait_for_row(&test_app, "password_reset_requested").await;
@@ -207,7 +207,7 @@ async fn an_invalid_registration_an_unknown_address_and_a_wrong_code_leave_no_ro
 }
 
 #[tokio::test]
-async fn ended_sessions_and_late_or_stolen_refresh_tokens_are_events() {
+async fn ended_sessions_and_late_or_stolen_refresh_tokens_are_recorded() {
     let test_app = TestApp::start_with(app().set("/tokens/refreshGraceSeconds", 0)).await;
     let (id, client) = (test_app.id(), test_app.register_and_confirm(EMAIL).await);
     let log_in = async || client.login(id, EMAIL, PASSWORD).await.expect(StatusCode::OK);
@@ -464,7 +464,7 @@ fn months_ago_expression(months_ago: u32) -> String {
 }
 
 #[tokio::test]
-async fn old_months_are_dropped_and_shorter_retention_deletes_rows() {
+async fn old_months_are_dropped_and_rows_past_a_shorter_retention_are_deleted() {
     let test_app = TestApp::start().await;
     let apps = apps_with_retention(&test_app, &[("long", 365), ("short", 30)]);
     add_past_month(&test_app, 15, &[("long", 3), ("short", 3)]).await;

@@ -25,7 +25,7 @@ struct OtherSite {
 // === impl OtherSite ===
 
 impl OtherSite {
-    /// Serves these pages of HTML, each with its path.
+    /// Serves these HTML pages, each at its path.
     async fn start(pages: Vec<(&'static str, String)>) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();

@@ -187,7 +187,7 @@ async fn known_keys_work_without_the_api_server_and_new_keys_are_fetched() {
     installed.assert_refused(&server, "garbage").await;
 
     // The API server starts again with a new key, and still accepts the old key. The first token with the new key makes
-    // the server fetch the keys again.
+    // the Latchkey server fetch the keys again.
     plane.rotate_account_key(true).unwrap();
     plane.start_api_server().await.unwrap();
     installed.wait_for_status(&server, &caller, StatusCode::OK).await;

@@ -161,7 +161,7 @@ async fn only_the_last_requested_address_is_pending_and_verify_sends_it_a_new_co
 }
 
 #[tokio::test]
-async fn a_new_password_ends_a_pending_change() {
+async fn a_new_password_cancels_a_pending_change_of_address() {
     let test_app = TestApp::start().await;
     for by_reset in [false, true] {
         let email = if by_reset { OTHER_EMAIL } else { EMAIL };
@@ -205,7 +205,7 @@ async fn a_user_can_change_the_spelling_of_the_address() {
 // === proof of ownership ===
 
 #[tokio::test]
-async fn the_password_is_required_if_the_account_has_one_and_otherwise_a_recent_login() {
+async fn an_account_with_a_password_needs_it_and_an_account_without_one_needs_a_recent_login() {
     let test_app = TestApp::start().await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     let before = test_app.database_checksum().await;
@@ -290,7 +290,7 @@ async fn an_account_without_an_address_can_set_one() {
 // === ownership of the address ===
 
 #[tokio::test]
-async fn the_response_does_not_reveal_a_taken_address_and_its_owner_is_notified() {
+async fn a_taken_address_is_not_revealed_and_its_owner_is_notified() {
     let test_app = TestApp::start().await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     let bystander = test_app.log_in_new_user(OTHER_EMAIL).await;
@@ -373,7 +373,7 @@ async fn an_account_that_confirmed_the_address_first_keeps_it() {
 }
 
 #[tokio::test]
-async fn without_enumeration_protection_the_right_password_reveals_a_taken_address() {
+async fn the_right_password_reveals_a_taken_address_without_enumeration_protection() {
     let test_app = TestApp::start_with(app().set("/enumerationProtection", "Off")).await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     test_app.log_in_new_user(OTHER_EMAIL).await;
@@ -433,8 +433,8 @@ async fn a_mail_limit_drops_only_the_mail_to_the_new_address() {
     }
     assert_eq!(test_app.settled_mail_count(NEW_EMAIL).await, 1);
     assert_eq!(test_app.settled_mail_count(EMAIL).await, 4, "notices are never limited");
-    // The same limit applies to a mail of *register* to this address. Otherwise a client could distinguish the mails of
-    // *register* from those of a change of address.
+    // The same limit applies to a *register* mail to this address. Otherwise a client could distinguish *register*
+    // mails from the mails for a change of address.
     test_app.register(NEW_EMAIL).await;
     assert_eq!(test_app.settled_mail_count(NEW_EMAIL).await, 1);
     let limited = owner.signed_in.verify().await;
@@ -458,7 +458,7 @@ async fn deleting_an_account_deletes_its_pending_address() {
 // === concurrency ===
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn if_three_accounts_confirm_one_address_concurrently_one_wins() {
+async fn only_one_of_three_accounts_that_confirm_the_same_address_concurrently_wins() {
     let test_app = TestApp::from_builder(unlimited_app("one"), Stack::builder().servers(2)).await;
     for round in 0..8 {
         let target = format!("prize{round}@new.example");
@@ -512,7 +512,7 @@ async fn if_three_accounts_confirm_one_address_concurrently_one_wins() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn if_two_codes_of_one_pending_address_are_used_concurrently_one_works() {
+async fn only_one_of_two_codes_for_a_pending_address_works_if_both_are_used_concurrently() {
     let test_app = TestApp::from_builder(unlimited_app("codes"), Stack::builder().servers(2)).await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     owner.change_address(Some(PASSWORD), NEW_EMAIL).await.expect(StatusCode::OK);

@@ -132,7 +132,7 @@ async fn an_account_without_an_address_can_set_a_password() {
 }
 
 #[tokio::test]
-async fn the_session_of_a_confirm_that_removed_the_password_can_set_one_without_a_recent_login() {
+async fn a_confirm_that_removes_the_password_lets_its_session_set_one_without_a_recent_login() {
     let test_app = TestApp::start().await;
     for (email, with_bearer) in [("ada@example.com", false), ("grace@example.com", true)] {
         test_app.register(email).await;
@@ -178,7 +178,7 @@ async fn the_session_of_a_confirm_that_removed_the_password_can_set_one_without_
 }
 
 #[tokio::test]
-async fn if_a_confirm_removed_the_password_other_sessions_need_a_recent_login_to_set_one() {
+async fn other_sessions_need_a_recent_login_to_set_a_password_after_a_confirm_has_removed_it() {
     let test_app = TestApp::start().await;
     test_app.register(EMAIL).await;
     let client = test_app.client();
@@ -205,7 +205,7 @@ async fn if_a_confirm_removed_the_password_other_sessions_need_a_recent_login_to
 }
 
 #[tokio::test]
-async fn a_weak_new_password_is_refused_as_at_register_and_counts_no_login_failure() {
+async fn a_weak_new_password_is_refused_as_in_register_and_is_not_a_login_failure() {
     let name = "Bartholomew Quetzalcoatl";
     let test_app = TestApp::start_with(app().limit("loginFailuresPerClient", &[(2, 600)])).await;
     let owner = test_app.log_in_new_user(EMAIL).await;
@@ -407,8 +407,8 @@ async fn delivery_of_the_raised_epoch_keeps_the_session_that_changed_the_passwor
             owner.session
         ))
         .await;
-    // Redis does not have the raised epoch yet, which ends sessions in Redis. Even so, the session that changed the
-    // password continues, and the other session has ended.
+    // The raised epoch has not reached Redis yet, so it has not ended any session there. Even so, the session that
+    // changed the password continues, and the other session has ended.
     owner.get_user().await.expect(StatusCode::OK);
     other_session.get_user().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
     owner.change_password(Some(PASSWORD), NEW_PASSWORD).await.expect(StatusCode::OK);

@@ -195,7 +195,7 @@ async fn the_refusal_of_an_unknown_or_wrong_value_names_the_value() {
 }
 
 #[tokio::test]
-async fn the_servers_get_the_parameters_of_password_hashes() {
+async fn the_servers_get_the_parameters_for_password_hashes() {
     for (values, expected) in [
         (&[][..], ["--hashing-memory-mib=19", "--hashing-iterations=2"]),
         (
@@ -389,7 +389,7 @@ async fn the_chart_renders_no_secret() {
 }
 
 #[tokio::test]
-async fn an_ingress_routes_the_hosts_of_hosted_pages_to_the_public_api() {
+async fn an_ingress_routes_the_hosts_for_hosted_pages_to_the_public_api() {
     let plain = render(&["--set", "ingress.enabled=true"]).await.unwrap();
     assert_eq!(objects_of_kind(&plain, "Ingress")[0]["spec"]["rules"].as_array().unwrap().len(), 1);
     let hosts = "ingress.extraHosts[0].host=login.a.example,ingress.extraHosts[0].tlsSecret=login-a,\
@@ -410,7 +410,7 @@ async fn an_ingress_routes_the_hosts_of_hosted_pages_to_the_public_api() {
 }
 
 #[tokio::test]
-async fn an_http_route_has_the_hosts_of_hosted_pages_and_other_namespaces_can_route_only_to_the_public_api() {
+async fn an_http_route_has_the_hosts_for_hosted_pages_and_other_namespaces_can_reach_only_the_public_api() {
     let parent = "httpRoute.enabled=true,httpRoute.parentRefs[0].name=gateway";
     let plain = render(&["--set", parent]).await.unwrap();
     let hostnames = |objects: &[Value]| objects_of_kind(objects, "HTTPRoute")[0]["spec"]["hostnames"].clone();
@@ -437,7 +437,7 @@ async fn an_http_route_has_the_hosts_of_hosted_pages_and_other_namespaces_can_ro
 }
 
 #[tokio::test]
-async fn the_sample_policy_restricts_app_ids_hosts_of_pages_and_loose_limits() {
+async fn the_sample_policy_restricts_app_ids_page_hosts_and_loose_limits() {
     let cluster = TestCluster::shared().await;
     let client = cluster.admin().await;
     let namespace = cluster.plane().namespace("policy").await.unwrap();
@@ -550,7 +550,7 @@ fn dashboard_expressions() -> Vec<String> {
 }
 
 #[tokio::test]
-async fn alerts_and_dashboard_use_existing_metrics_and_the_docs_list_all() {
+async fn alerts_and_dashboard_use_existing_metrics_and_the_docs_list_every_metric() {
     let families = all_metric_families().await;
     let series = series_names(&families);
     let expressions: String = alerts().await.iter().map(|alert| format!("{} ", alert["expr"])).collect();
@@ -584,8 +584,8 @@ async fn each_alert_has_a_runbook() {
 // --- Expressions
 
 /// The samples of healthy servers and operators, one every 30 s for an hour. In promtool's notation, `0+300x120` is 0
-/// and then 120 samples that each add 300. The test replaces `SERVERS` and `OPERATORS` by labels.
-const HEALTHY: [(&str, &str); 16] = [
+/// and then 120 samples that each add 300. The test replaces `SERVERS` and `OPERATORS` with labels.
+const HEALTHY_SAMPLES: [(&str, &str); 16] = [
     ("up{SERVERS}", "1x120"),
     ("latchkey_http_requests_total{SERVERS,listener=\"public\",status=\"200\"}", "0+300x120"),
     ("latchkey_http_requests_total{SERVERS,listener=\"public\",status=\"503\"}", "0+3x120"),
@@ -606,7 +606,7 @@ const HEALTHY: [(&str, &str); 16] = [
 
 /// Samples of an installation in which everything is wrong. With one more series, which the test adds, every alert must
 /// fire.
-const UNHEALTHY: [(&str, &str); 19] = [
+const UNHEALTHY_SAMPLES: [(&str, &str); 19] = [
     ("up{SERVERS}", "0x120"),
     ("latchkey_http_requests_total{SERVERS,listener=\"public\",status=\"200\"}", "0+300x120"),
     ("latchkey_http_requests_total{SERVERS,listener=\"public\",status=\"503\"}", "0+30x120"),
@@ -637,12 +637,12 @@ fn promtool(folder: &Path, args: &[&str]) {
 }
 
 #[tokio::test]
-async fn no_alert_fires_if_all_is_well_and_every_alert_fires_if_all_is_wrong() {
+async fn no_alert_fires_for_healthy_samples_and_every_alert_fires_for_unhealthy_samples() {
     let alerts = alerts().await;
     let mut alert_names: Vec<&str> = alerts.iter().map(|alert| alert["alert"].as_str().unwrap()).collect();
     alert_names.sort_unstable();
     let silent = ("latchkey_operator_server_pods{OPERATORS,state=\"silent\"}", "2x120");
-    let unhealthy = [&UNHEALTHY[..], &[silent]].concat();
+    let unhealthy = [&UNHEALTHY_SAMPLES[..], &[silent]].concat();
     let test = |name: &str, series: &[(&str, &str)], firing: &[&str]| {
         let series = series.iter().map(|(series, values)| {
             let series = series.replace("SERVERS", "namespace=\"latchkey\",job=\"latchkey-server-ops\"");
@@ -660,7 +660,7 @@ async fn no_alert_fires_if_all_is_well_and_every_alert_fires_if_all_is_wrong() {
     let dir = process::fresh_dir("promtool");
     let rules = json!({ "groups": [{ "name": "latchkey", "rules": alerts }] });
     fs::write(dir.join("rules.json"), rules.to_string()).unwrap();
-    let tests = [test("well", &HEALTHY, &[]), test("ill", &unhealthy, &alert_names)];
+    let tests = [test("well", &HEALTHY_SAMPLES, &[]), test("ill", &unhealthy, &alert_names)];
     let tests = json!({ "rule_files": ["rules.json"], "evaluation_interval": "30s", "tests": tests });
     fs::write(dir.join("tests.json"), tests.to_string()).unwrap();
     promtool(&dir, &["check", "rules", "--lint=all", "--lint-fatal", "rules.json"]);

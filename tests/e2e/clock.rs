@@ -39,7 +39,7 @@ impl ClockOffset {
         fs::rename(new, &self.0).unwrap();
     }
 
-    /// A service whose programs have this clock.
+    /// Builds a service with this clock in all programs.
     fn builder(&self) -> Builder {
         self.envs().into_iter().fold(Stack::builder(), |builder, (name, value)| builder.env(name, &value))
     }
@@ -100,7 +100,7 @@ async fn a_clock_that_jumps_ends_no_session() {
 }
 
 #[tokio::test]
-async fn a_clock_that_jumps_changes_no_delay_of_a_retry() {
+async fn a_clock_that_jumps_does_not_shorten_the_delay_of_a_retry() {
     let offset = ClockOffset::new();
     let receiver = WebhookReceiver::start().unwrap();
     let app = app().webhook(&Webhook::push("crm", &receiver.url(), &["user.created"]));

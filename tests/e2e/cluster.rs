@@ -23,7 +23,7 @@ use latchkey_tests::{
 };
 use serde_json::json;
 
-/// A change of RBAC takes effect within milliseconds; a loaded machine takes longer.
+/// A change to RBAC takes effect within milliseconds; a loaded machine takes longer.
 const LIMIT: Duration = Duration::from_secs(30);
 
 fn secret(name: &str) -> Secret {
@@ -62,7 +62,7 @@ async fn is_allowed(client: &Client, namespace: &str, group: &str, resource: &st
 }
 
 #[tokio::test]
-async fn servers_list_the_secrets_of_their_namespace_and_no_others() {
+async fn servers_can_list_only_the_secrets_in_their_own_namespace() {
     let install = TestCluster::shared().await.install().await;
     let client = install.server_account().client().await;
     let own_secrets: Api<Secret> = Api::namespaced(client.clone(), install.namespace());
@@ -125,7 +125,8 @@ async fn an_operator_that_watches_all_namespaces_patches_and_deletes_secrets_onl
     }
 }
 
-/// Without `operator.clientSecrets`, the operator writes no Secret outside its own namespace, so there is no policy.
+/// Without `operator.clientSecrets`, the operator writes Secrets only in its own namespace, so there is no admission
+/// policy.
 #[tokio::test]
 async fn an_operator_without_client_secrets_writes_secrets_only_in_its_own_namespace() {
     let cluster = TestCluster::start().await.unwrap();
@@ -175,8 +176,8 @@ async fn assert_each_permission_can_be_revoked(install: &Installation<'_>, compo
 async fn the_built_in_roles_include_every_resource() {
     let install = TestCluster::shared().await.install().await;
     let roles: Api<ClusterRole> = Api::all(install.admin());
-    // No controller aggregates roles here. So the test itself selects the roles that have the labels of the built-in
-    // role's aggregation rule.
+    // No controller aggregates roles here. So the test itself selects the roles that match the aggregation rule of the
+    // built-in role.
     for (built_in, verbs) in [
         ("admin", ["create", "update", "patch", "delete"].as_slice()),
         ("edit", &["create", "update", "patch", "delete"]),

@@ -20,7 +20,7 @@ use crate::{
 
 const EMAIL: &str = "ada@example.com";
 
-/// How often a race is repeated, because the result of one race depends on chance.
+/// How many times each race runs. The result of a single race depends on chance.
 const ROUNDS: u64 = 12;
 
 /// An App on two servers with the same stores.
@@ -28,7 +28,7 @@ async fn app_on_two_servers() -> TestApp {
     TestApp::from_builder(unlimited_app("many"), Stack::builder().servers(2)).await
 }
 
-/// Sends concurrent calls, each from its own client address, alternately to the two servers. Returns the responses.
+/// Sends concurrent calls alternately to the two servers, each call from its own client address. Returns the responses.
 async fn call_concurrently<F, Fut>(test_app: &TestApp, calls: usize, call: F) -> Vec<ApiResponse>
 where
     F: Fn(latchkey_tests::client::ApiClient, usize) -> Fut,
@@ -48,8 +48,8 @@ where
     join_all(tasks).await.into_iter().map(|task| task.expect("no call panics")).collect()
 }
 
-/// Repeats a call, after the time in `Retry-After`, while the server responds that it is overloaded. A loaded machine
-/// cannot hash the passwords of all calls in time. A rejected call has done nothing.
+/// Repeats a call while the server is overloaded. Waits for the time in `Retry-After` before each repetition. A loaded
+/// machine cannot hash the passwords of all calls in time. A rejected call has done nothing.
 async fn retry_if_overloaded<Fut: Future<Output = ApiResponse>>(call: impl Fn() -> Fut) -> ApiResponse {
     let mut response = call().await;
     for _ in 0..60 {
@@ -105,7 +105,7 @@ async fn twenty_concurrent_registrations_of_a_new_address_create_one_user() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_of_fifty_concurrent_uses_of_a_code_succeeds() {
+async fn only_one_of_fifty_concurrent_uses_of_a_code_succeeds() {
     let test_app = app_on_two_servers().await;
     let app = test_app.id().to_owned();
     test_app.register(EMAIL).await;
@@ -121,7 +121,7 @@ async fn one_of_fifty_concurrent_uses_of_a_code_succeeds() {
     assert_eq!(test_app.epoch_and_verified(EMAIL).await, (2, true), "the epoch was raised once");
     test_app.verify(won[0].string("access_token")).await.expect(StatusCode::OK);
 
-    // Fifty calls use the code of a reset, each with a different new password.
+    // Fifty calls use the same reset code, each with a different new password.
     let code = test_app.request_reset_code(EMAIL, 2).await;
     let password = |number: usize| format!("{NEW_PASSWORD}-{number:02}");
     let responses = call_concurrently(&test_app, 50, |client, number| {

@@ -92,7 +92,7 @@ async fn hyphens_spaces_and_case_of_a_code_do_not_matter() {
 }
 
 #[tokio::test]
-async fn in_codes_the_letter_o_is_read_as_0_and_the_letters_i_and_l_as_1() {
+async fn the_letter_o_in_a_code_is_read_as_0_and_the_letters_i_and_l_as_1() {
     let test_app = TestApp::start().await;
     let mut registered = 0;
     for (symbol, misread) in [('0', "O"), ('0', "o"), ('1', "I"), ('1', "l")] {
@@ -147,7 +147,7 @@ async fn a_code_works_only_for_its_purpose_and_app_and_a_wrong_use_does_not_cons
 }
 
 #[tokio::test]
-async fn a_code_of_an_earlier_epoch_is_invalid() {
+async fn a_code_from_an_earlier_epoch_is_invalid() {
     let test_app = TestApp::start().await;
     test_app.register(EMAIL).await;
     let confirm_code = test_app.code(EMAIL, 1).await;
@@ -164,8 +164,8 @@ async fn a_code_of_an_earlier_epoch_is_invalid() {
 
 #[tokio::test]
 async fn a_contested_account_loses_its_password_at_confirm() {
-    // A second registration with another password makes the account contested. Either registration can be that of the
-    // owner, so the test runs with the code of the first and with the code of the second.
+    // A second registration with another password makes the account contested. Either registration can be the owner's,
+    // so the test runs once with the first code and once with the second code.
     for nth_code in [1, 2] {
         let test_app = TestApp::start().await;
         test_app.register(EMAIL).await;
@@ -198,7 +198,7 @@ async fn a_contested_account_loses_its_password_at_confirm() {
 }
 
 #[tokio::test]
-async fn a_session_opened_before_the_confirmation_ends_when_somebody_else_confirms() {
+async fn a_session_from_before_the_confirmation_ends_when_somebody_else_confirms() {
     let test_app = TestApp::start().await;
     test_app.register(EMAIL).await;
     let earlier_session = test_app.client().authenticate(test_app.id(), EMAIL, PASSWORD).await;
@@ -234,7 +234,7 @@ async fn identities_are_deleted_unless_a_session_of_the_account_confirms() {
 }
 
 #[tokio::test]
-async fn a_confirm_with_a_token_of_the_account_continues_its_session_and_ends_all_others() {
+async fn a_confirm_with_an_access_token_continues_that_session_and_ends_all_others() {
     let test_app = TestApp::start().await;
     test_app.register(EMAIL).await;
     let client = test_app.client();

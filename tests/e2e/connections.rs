@@ -1,5 +1,5 @@
-//! How much of a server's connections and memory clients can use with unfinished requests (specification: Limits,
-//! Connections and memory).
+//! How many connections and how much memory of a server clients can use with unfinished requests (specification:
+//! Limits, Connections and memory).
 
 use std::{fs, net::IpAddr, time::Duration};
 
@@ -21,8 +21,8 @@ const EMAIL: &str = "ada@example.com";
 /// Maximum time that a test waits for a response or a condition.
 const LIMIT: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
-/// The chart's settings of the allocator (docs/decisions/0011). With them, the allocator returns free memory to the
-/// system.
+/// The chart's settings for the memory allocator (docs/decisions/0011). With them, the allocator returns free memory to
+/// the system.
 const MALLOC_TUNABLES: &str = "glibc.malloc.arena_max=1:glibc.malloc.trim_threshold=131072";
 
 /// A client address of these tests: 127.9.`group`.(`number` + 1).
@@ -171,7 +171,7 @@ async fn a_client_address_has_a_connection_limit_and_a_trusted_proxy_has_none() 
 }
 
 #[tokio::test]
-async fn the_operations_listener_accepts_sixteen_connections_of_one_client_address() {
+async fn the_operations_listener_accepts_sixteen_connections_from_one_client_address() {
     let stack = Stack::with(&app()).await;
     let ops = stack.server().ops;
     let mut held = Vec::new();
@@ -181,7 +181,7 @@ async fn the_operations_listener_accepts_sixteen_connections_of_one_client_addre
         held.push(stream);
     }
     assert!(!is_served(&mut connect(ops, client_address(3, 1)).await).await, "the seventeenth connection");
-    // The probe of the kubelet comes from another client address, and is accepted.
+    // The kubelet's probe comes from another client address, and is accepted.
     ApiClient::from_address(ops, client_address(3, 2)).get("livez").await.expect(StatusCode::OK);
 }
 

@@ -36,7 +36,7 @@ fn cors_headers(response: &ApiResponse) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn options_answers_the_preflight_of_a_listed_origin() {
+async fn options_answers_a_preflight_from_a_listed_origin() {
     let test_app = start_app().await;
     for operation in ["login", "register", "verify", "confirm", "forgot-password", "confirm-password"] {
         for origin in [LISTED_ORIGIN, "http://localhost:3000"] {
@@ -83,7 +83,7 @@ async fn an_unlisted_origin_gets_a_response_without_cors_headers() {
 }
 
 #[tokio::test]
-async fn a_page_of_a_listed_origin_can_read_responses_and_errors() {
+async fn a_page_from_a_listed_origin_can_read_responses_and_errors() {
     let test_app = start_app().await;
     let client = test_app.client();
     let account = json!({ "name": NAME, "email": EMAIL, "password": PASSWORD });

@@ -322,7 +322,7 @@ async fn responses_match_the_openapi_document() {
     check("verify", &client.post(&test_app.email_path("verify"), &json!({ "x": 1 })).await);
     check("forgot-password", &client.forgot_password(id, EMAIL).await);
     check("forgot-password", &client.forgot_password(id, "x").await);
-    // Two codes to confirm the email address, and the code of the reset.
+    // Two codes to confirm the email address, and the reset code.
     let codes = [test_app.code(EMAIL, 1).await, test_app.code(EMAIL, 2).await, test_app.code(EMAIL, 3).await];
     for code in codes {
         check("confirm-password", &test_app.client().confirm_password(id, EMAIL, &code, NEW_PASSWORD).await);
@@ -465,7 +465,7 @@ async fn an_invalid_document_is_rejected_and_the_earlier_document_stays_in_use()
 }
 
 #[tokio::test]
-async fn a_document_of_a_later_format_is_served_with_its_known_fields() {
+async fn a_document_in_a_later_format_is_served_with_its_known_fields() {
     let test_app = TestApp::start().await;
     test_app
         .edit_rendered(|document| {

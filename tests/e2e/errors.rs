@@ -233,7 +233,7 @@ async fn an_unknown_path_gets_404_and_a_wrong_method_gets_the_allowed_methods() 
 }
 
 #[tokio::test]
-async fn every_response_has_a_request_id_and_keeps_a_well_formed_id_of_the_request() {
+async fn every_response_has_a_request_id_and_keeps_a_well_formed_id_from_the_request() {
     let test_app = TestApp::start().await;
     let client = test_app.client();
     let long = "a".repeat(128);

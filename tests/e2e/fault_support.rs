@@ -1,4 +1,4 @@
-//! Helpers of the fault tests: an App without limits, checks of error responses, and access to the service's stores.
+//! Helpers for the fault tests: an App without limits, checks of error responses, and access to the service's stores.
 
 use std::time::{Duration, Instant};
 

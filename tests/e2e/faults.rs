@@ -33,7 +33,7 @@ use crate::{
 const EMAIL: &str = "ADA@example.com";
 const CANONICAL_EMAIL: &str = "ada@example.com";
 const OTHER_EMAIL: &str = "grace@example.com";
-/// Limit for a response during an outage: the timeouts of both stores one after the other, on a loaded machine.
+/// Time limit for a response during an outage: the timeouts of both stores one after the other, on a loaded machine.
 const REFUSAL_LIMIT: Duration = Duration::from_secs(15);
 const RECOVERY_LIMIT: Duration = Duration::from_secs(30);
 
@@ -274,7 +274,7 @@ async fn each_failure_to_listen_for_outbox_rows_is_logged() {
 // === Redis ===
 
 #[tokio::test]
-async fn without_redis_nothing_is_half_done_and_everything_recovers() {
+async fn nothing_is_half_done_without_redis_and_everything_recovers() {
     let test_app = app_behind_proxies().await;
     let (client, token) = test_app.register_and_log_in(EMAIL).await;
     test_app.register(OTHER_EMAIL).await;
@@ -371,7 +371,7 @@ async fn a_running_server_works_with_an_emptied_redis() {
 }
 
 #[tokio::test]
-async fn if_both_stores_are_unavailable_the_jwks_is_served_and_the_service_stays_ready() {
+async fn the_jwks_is_served_and_the_service_stays_ready_if_both_stores_are_unavailable() {
     let test_app = app_behind_proxies().await;
     let (_, token) = test_app.register_and_log_in(EMAIL).await;
     postgres_proxy(&test_app).refuse().await;
@@ -401,7 +401,7 @@ async fn start_not_ready(server: &ServerProcess, why: &str) {
 }
 
 #[tokio::test]
-async fn a_server_started_without_its_stores_serves_once_they_are_available() {
+async fn a_server_that_starts_without_its_stores_serves_when_they_are_available() {
     let test_app = app_behind_proxies().await;
     test_app.register_and_confirm(EMAIL).await;
     let server = test_app.stack.server();
@@ -530,7 +530,7 @@ async fn a_draining_server_refuses_no_request_and_finishes_running_requests() {
 }
 
 #[tokio::test]
-async fn a_server_killed_during_a_confirmation_leaves_it_complete_or_undone() {
+async fn a_confirmation_is_complete_or_undone_if_the_server_is_killed_during_it() {
     let test_app = app_behind_proxies().await;
     let server = test_app.stack.server();
     // Makes Postgres so slow that the kills happen before, between and after the steps of the confirmation.
@@ -568,7 +568,7 @@ async fn a_server_killed_during_a_confirmation_leaves_it_complete_or_undone() {
 // === TLS and passwords ===
 
 #[tokio::test]
-async fn both_stores_are_used_over_tls_with_a_verified_authority() {
+async fn both_stores_are_used_over_tls_and_their_certificates_are_verified() {
     let tls = || Some(ServerTls::new().expect("an authority"));
     let redis = redis::Options { tls: tls(), password: Some("s3cret".to_owned()), ..redis::Options::for_tests() };
     let postgres = postgres::Options { tls: tls(), ..postgres::Options::for_tests() };

@@ -37,7 +37,7 @@ fn unlimited_app() -> App {
         .fold(app(), |app, limit| app.limit(limit, &[(100_000, 60)]))
 }
 
-/// Stores the hash as the password of all users, and its class as the only class of the App, as an import does.
+/// Stores this hash for all users, and this class as the App's only class, as an import does.
 async fn import_hash(test_app: &TestApp, hash: &str, class: &str) {
     test_app
         .sql(&format!(
@@ -58,7 +58,7 @@ async fn stored_hash(test_app: &TestApp) -> (String, bool) {
 }
 
 #[tokio::test]
-async fn the_first_login_with_a_hash_of_each_kind_replaces_it() {
+async fn the_first_login_replaces_a_foreign_hash_of_each_kind() {
     let test_app = TestApp::start_with(unlimited_app()).await;
     let client = test_app.register_and_confirm(EMAIL).await;
     let epoch = test_app.epoch_and_verified(EMAIL).await;
@@ -92,7 +92,7 @@ async fn the_first_login_with_a_hash_of_each_kind_replaces_it() {
 }
 
 #[tokio::test]
-async fn without_the_parameters_of_its_project_a_firebase_hash_matches_no_password() {
+async fn a_firebase_hash_matches_no_password_without_the_parameters_of_its_project() {
     let test_app = TestApp::start_with(unlimited_app()).await;
     let client = test_app.register_and_confirm(EMAIL).await;
     let vector = vectors().into_iter().find(|vector| vector.class.starts_with("firebase")).unwrap();
@@ -103,7 +103,7 @@ async fn without_the_parameters_of_its_project_a_firebase_hash_matches_no_passwo
 }
 
 #[tokio::test]
-async fn a_user_without_a_foreign_hash_logs_in_in_an_app_with_foreign_hashes() {
+async fn a_user_without_a_foreign_hash_can_log_in_to_an_app_with_foreign_hashes() {
     let test_app = TestApp::start_with(unlimited_app()).await;
     let client = test_app.register_and_confirm(EMAIL).await;
     let hash = stored_hash(&test_app).await;

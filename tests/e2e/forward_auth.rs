@@ -31,8 +31,8 @@ use tokio::{net::TcpListener, task::JoinHandle};
 
 use crate::support::{NAME, TestApp, app, claims_of};
 
-/// Limit until an ended session is refused. The server uses the result of a session lookup for up to a second; a loaded
-/// machine takes longer.
+/// Maximum time until an ended session is refused. The server uses the result of a session lookup for up to a second; a
+/// loaded machine takes longer.
 const SESSION_END_LIMIT: Duration = Duration::from_secs(10);
 /// Maximum time until the server notices that a store is unavailable, or available again.
 const STORE_LIMIT: Duration = Duration::from_secs(30);
@@ -169,7 +169,7 @@ async fn log_out(user: &AuthenticatedClient) {
 }
 
 /// The token with one changed claim, signed again with the App's key.
-fn re_signed(test_app: &TestApp, token: &str, claim: &str, value: Value) -> String {
+fn token_with_claim(test_app: &TestApp, token: &str, claim: &str, value: Value) -> String {
     let document = fs::read(test_app.stack.rendered().join(format!("{}.json", test_app.id()))).unwrap();
     let document: Value = serde_json::from_slice(&document).unwrap();
     let key = &document["keys"]["signing"][0];
@@ -208,8 +208,11 @@ async fn nginx_lets_only_a_logged_in_browser_through() {
         ("half a token", Some(user.token()[..user.token().len() / 2].to_owned())),
         ("another App's token", Some(stranger.token().to_owned())),
         ("a refresh token", Some(login.string("refresh_token").to_owned())),
-        ("an expired token", Some(re_signed(&setup.test_app, user.token(), "exp", json!(exp - 3600)))),
-        ("a foreign issuer", Some(re_signed(&setup.test_app, user.token(), "iss", json!("https://evil.example/shop")))),
+        ("an expired token", Some(token_with_claim(&setup.test_app, user.token(), "exp", json!(exp - 3600)))),
+        (
+            "a foreign issuer",
+            Some(token_with_claim(&setup.test_app, user.token(), "iss", json!("https://evil.example/shop"))),
+        ),
     ] {
         let refused = setup.get_with_cookie(token.as_deref()).await;
         assert_eq!(refused.status, StatusCode::UNAUTHORIZED, "{who}: {}", refused.text);
@@ -218,7 +221,7 @@ async fn nginx_lets_only_a_logged_in_browser_through() {
     }
     // A token that was signed again, but has valid claims, is accepted. So the two tokens above that were signed again
     // were rejected only because of their claims.
-    let renewed = re_signed(&setup.test_app, user.token(), "exp", json!(exp + 1));
+    let renewed = token_with_claim(&setup.test_app, user.token(), "exp", json!(exp + 1));
     setup.get_with_cookie(Some(&renewed)).await.expect(StatusCode::OK);
 
     // A program sends its token in a header. Its request reaches the application unchanged.
@@ -297,7 +300,7 @@ async fn an_ended_session_is_refused_within_a_second_and_other_sessions_continue
 }
 
 #[tokio::test]
-async fn without_redis_requests_get_503_and_never_401() {
+async fn requests_get_503_and_never_401_without_redis() {
     let setup = NginxSetup::start(TestApp::from_builder(app(), Stack::builder().proxied()).await).await;
     let user = log_in_new_user(&setup.test_app, EMAIL).await;
     setup.get_with_cookie(Some(user.token())).await.expect(StatusCode::OK);

@@ -113,7 +113,7 @@ async fn table_names(database: &Database) -> Vec<String> {
 // === Redis ===
 
 #[tokio::test]
-async fn a_proxy_refuses_stalls_delays_and_recovers() {
+async fn a_proxy_can_refuse_stall_delay_and_recover() {
     let redis = Redis::shared().await;
     let proxy = Proxy::start(redis.addr()).unwrap();
     let client = ::redis::Client::open(redis.url_at(proxy.addr())).unwrap();

@@ -1,4 +1,4 @@
-//! The parameters of password hashes that an installation chooses (specification: Limits, Password hashing).
+//! The password hash parameters that an installation chooses (specification: Limits, Password hashing).
 
 use http::StatusCode;
 use latchkey_tests::{
@@ -19,7 +19,7 @@ async fn stored_hash(test_app: &TestApp) -> String {
 }
 
 #[tokio::test]
-async fn servers_with_other_parameters_replace_the_hash_at_the_login() {
+async fn a_server_with_other_parameters_replaces_the_hash_at_the_next_login() {
     let test_app = TestApp::start().await;
     let first = test_app.register_and_confirm(EMAIL).await;
     let epoch = test_app.epoch_and_verified(EMAIL).await;

@@ -1,5 +1,5 @@
-//! Hostile and malformed requests, with the last valid and the first invalid value of each bound (specification: HTTP
-//! API, Request bodies).
+//! Hostile and malformed requests. Each bound is tested with its last valid and its first invalid value (specification:
+//! HTTP API, Request bodies).
 
 use std::{
     collections::BTreeMap,
@@ -55,7 +55,7 @@ fn email_address(local: usize, total: usize) -> String {
 // === fields ===
 
 #[tokio::test]
-async fn every_bad_field_is_named_and_not_only_the_first() {
+async fn a_refusal_names_every_invalid_field_and_not_only_the_first() {
     let test_app = TestApp::start().await;
     let all_fields = [
         ("login", vec!["email", "password"]),

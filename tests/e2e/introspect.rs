@@ -104,7 +104,7 @@ impl IntrospectionTest {
     }
 }
 
-/// Logs in. Returns a client with the access token, and the refresh token.
+/// Logs in. Returns a client that sends the access token. Also returns the refresh token.
 async fn log_in(test_app: &TestApp) -> (AuthenticatedClient, String) {
     let client = test_app.client();
     let login = client.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
@@ -231,11 +231,11 @@ async fn only_a_listed_service_account_can_introspect() {
 }
 
 #[tokio::test]
-async fn without_listed_accounts_or_keys_nobody_can_introspect() {
+async fn nobody_can_introspect_without_listed_accounts_or_without_keys() {
     let test = IntrospectionTest::start_with(app()).await;
     let refused = test.introspect(Some(&test.caller_token("asks")), "token").await;
     refused.expect_error(StatusCode::UNAUTHORIZED, "invalid_client");
-    // A change of the App's list of ServiceAccounts takes effect without a restart.
+    // A change to the App's list of ServiceAccounts takes effect without a restart.
     test.test_app.stack.apply(&with_administrators(test.test_app.app.clone())).unwrap();
     eventually("the list is live", RELOAD_LIMIT, || async {
         (test.introspect(Some(&test.caller_token("asks")), "token").await.status == StatusCode::OK).then_some(())
@@ -279,7 +279,7 @@ async fn keys_are_read_again_when_their_file_changes() {
 }
 
 #[tokio::test]
-async fn without_redis_introspection_is_unavailable() {
+async fn introspection_is_unavailable_without_redis() {
     let test = IntrospectionTest::from_builder(with_administrators(app()), Stack::builder().proxied()).await;
     test.test_app.register_and_confirm(EMAIL).await;
     let (user, refresh_token) = log_in(&test.test_app).await;

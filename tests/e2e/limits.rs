@@ -112,7 +112,7 @@ async fn login_failures_per_client_overall_are_counted_over_all_accounts() {
 }
 
 #[tokio::test]
-async fn logins_per_client_count_whatever_the_outcome() {
+async fn logins_per_client_are_counted_whatever_their_outcome() {
     let test_app = TestApp::start_with(app().limit("loginsPerClient", &[(3, HOUR)])).await;
     test_app.register_and_confirm(EMAIL).await;
     let client = test_app.client();
@@ -209,7 +209,7 @@ async fn a_limit_is_never_looser_than_the_ceiling_of_the_installation() {
 }
 
 #[tokio::test]
-async fn two_servers_count_together() {
+async fn two_servers_share_the_counts_of_an_app() {
     let app = app().limit("loginFailuresPerClient", &[(3, HOUR)]).limit("codesPerClient", &[(2, HOUR)]);
     let stack = Stack::builder().app(&app).servers(2).start().await;
     let first = stack.client();
@@ -225,7 +225,7 @@ async fn two_servers_count_together() {
 }
 
 #[tokio::test]
-async fn two_apps_count_separately() {
+async fn two_apps_have_separate_counts() {
     let (one, other) = (app().limit("loginsPerClient", &[(1, HOUR)]), app().limit("loginsPerClient", &[(1, HOUR)]));
     let stack = Stack::builder().app(&one).app(&other).start().await;
     let client = stack.client();
@@ -237,7 +237,7 @@ async fn two_apps_count_separately() {
 // === registrations, codes ===
 
 #[tokio::test]
-async fn registrations_per_client_count_new_and_known_addresses_alike() {
+async fn registrations_per_client_include_new_and_known_addresses() {
     let test_app = TestApp::start_with(app().limit("registrationsPerClient", &[(3, HOUR)])).await;
     test_app.register_and_confirm(EMAIL).await;
     let client = test_app.client();
@@ -254,7 +254,7 @@ async fn registrations_per_client_count_new_and_known_addresses_alike() {
 }
 
 #[tokio::test]
-async fn codes_per_client_count_wrong_confirm_and_reset_codes_and_no_right_codes() {
+async fn codes_per_client_include_wrong_confirm_and_reset_codes_and_no_right_codes() {
     let test_app = TestApp::start_with(app().limit("codesPerClient", &[(2, HOUR)])).await;
     let client = test_app.client();
     for index in 0..3 {
@@ -307,7 +307,7 @@ async fn a_mail_limit_drops_only_the_mail_and_the_earlier_code_stays_valid() {
     let first = test_app.register(EMAIL).await;
     let second = test_app.register(&EMAIL.to_uppercase()).await;
     assert_eq!(shape(&first)["headers"], shape(&second)["headers"]);
-    // Mails of another purpose are counted separately.
+    // Mails for another purpose are counted separately.
     for _ in 0..2 {
         test_app.client().forgot_password(test_app.id(), EMAIL).await.expect(StatusCode::OK);
     }
@@ -322,7 +322,7 @@ async fn a_mail_limit_drops_only_the_mail_and_the_earlier_code_stays_valid() {
 }
 
 #[tokio::test]
-async fn mails_requested_by_the_owner_count_separately_from_those_requested_by_a_stranger() {
+async fn mails_that_the_owner_requests_are_counted_separately_from_mails_that_a_stranger_requests() {
     let test_app = TestApp::start_with(app().limit("mailsPerRecipient", &[(1, HOUR)])).await;
     let owner = test_app.register_and_confirm(EMAIL).await;
     for _ in 0..2 {
@@ -336,7 +336,7 @@ async fn mails_requested_by_the_owner_count_separately_from_those_requested_by_a
 }
 
 #[tokio::test]
-async fn mails_per_client_count_over_all_recipients() {
+async fn mails_per_client_are_counted_over_all_recipients() {
     let test_app = TestApp::start_with(app().limit("mailsPerClient", &[(2, HOUR)])).await;
     let client = test_app.client();
     client.register(test_app.id(), NAME, "one@example.com", PASSWORD).await.expect(StatusCode::OK);
@@ -382,7 +382,7 @@ async fn login_from(client: &ApiClient, app: &App, forwarded: &[&str]) -> ApiRes
 }
 
 #[tokio::test]
-async fn x_forwarded_for_of_an_unlisted_peer_is_ignored() {
+async fn x_forwarded_for_from_an_unlisted_peer_is_ignored() {
     let app = app().limit("loginsPerClient", &[(2, HOUR)]);
     let stack = Stack::with(&app).await;
     let client = stack.client();
@@ -393,7 +393,7 @@ async fn x_forwarded_for_of_an_unlisted_peer_is_ignored() {
 }
 
 #[tokio::test]
-async fn behind_listed_proxies_the_client_is_the_rightmost_unlisted_address() {
+async fn the_client_behind_listed_proxies_is_the_rightmost_unlisted_address() {
     let app = app().limit("loginsPerClient", &[(2, HOUR)]);
     let stack = Stack::builder().app(&app).args(["--trusted-proxies", "127.0.0.0/8,10.0.0.0/8"]).start().await;
     let (one, other) = (stack.client(), stack.client());
@@ -420,7 +420,7 @@ async fn behind_listed_proxies_the_client_is_the_rightmost_unlisted_address() {
 }
 
 #[tokio::test]
-async fn ipv6_clients_are_counted_by_prefix_of_64_bits_and_a_prefix_of_48_bits_has_ten_times_the_limit() {
+async fn ipv6_clients_are_counted_per_64_bit_prefix_and_a_48_bit_prefix_has_ten_times_the_limit() {
     let app = app().limit("loginsPerClient", &[(2, HOUR)]).limit("loginFailuresPerAccount", &[(1000, HOUR)]);
     let stack = Stack::builder().app(&app).args(["--trusted-proxies", "127.0.0.0/8"]).start().await;
     let client = stack.client();

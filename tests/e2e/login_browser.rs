@@ -309,7 +309,7 @@ async fn cookies_of(browser: &Browser, stack: &Stack, app: &App) -> Vec<Cookie> 
 }
 
 #[tokio::test]
-async fn over_tls_the_flows_are_stored_in_host_only_cookies() {
+async fn flows_over_tls_are_stored_in_host_only_cookies() {
     let social = SocialLoginTest::start_over_tls(app()).await;
     assert!(social.stack.base_url().starts_with("https://localhost:"), "{}", social.stack.base_url());
     let browser = Browser::start_accepting_all_certificates().await.unwrap();
@@ -345,7 +345,7 @@ async fn over_tls_the_flows_are_stored_in_host_only_cookies() {
 /// In a login with Apple, a page of the provider sends a POST request to *callback*. With such a request, browsers send
 /// only cookies with `SameSite=None`.
 #[tokio::test]
-async fn over_tls_a_provider_can_return_with_a_cross_site_post() {
+async fn a_provider_can_return_with_a_cross_site_post_over_tls() {
     let page = Inbox::start(process::free_addr(), Mailbox::default()).unwrap();
     let done = format!("http://{}/done", page.addr());
     let tls = ServerTls::new().unwrap();
@@ -377,7 +377,7 @@ async fn over_tls_a_provider_can_return_with_a_cross_site_post() {
 
 /// Most providers redirect back if the user cancels. Dex does not, so this test uses another provider.
 #[tokio::test]
-async fn a_user_who_cancels_returns_with_access_denied_and_no_text_of_the_provider() {
+async fn a_user_who_cancels_returns_with_access_denied_and_no_text_from_the_provider() {
     let page = Inbox::start(process::free_addr(), Mailbox::default()).unwrap();
     let done = format!("http://{}/done", page.addr());
     let cancelling = format!("http://{}", cancelling_provider().await);

@@ -218,7 +218,7 @@ async fn a_hanging_relay_of_one_app_does_not_delay_another_apps_mail() {
 }
 
 #[tokio::test]
-async fn mail_of_a_registration_is_sent_after_a_redis_outage() {
+async fn a_registration_mail_is_sent_after_a_redis_outage() {
     let test_app = TestApp::from_builder(unlimited_app("later"), Stack::builder().proxied()).await;
     test_app.stack.smtp.stop().await;
     test_app.register(EMAIL).await;
@@ -249,7 +249,7 @@ async fn mail_of_a_registration_is_sent_after_a_redis_outage() {
 // === Servers that die ===
 
 #[tokio::test]
-async fn a_server_killed_before_sending_sends_the_mail_after_its_restart() {
+async fn a_mail_is_sent_after_a_restart_if_the_server_was_killed_before_it_sent_the_mail() {
     let test_app = start_app().await;
     // The relay hangs, so that the mail is not sent before the kill.
     test_app.stack.smtp.set_behavior(Behavior::Hang(Step::EndOfData));

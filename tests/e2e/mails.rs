@@ -72,7 +72,7 @@ async fn the_default_relay_can_require_tls_and_credentials() {
 }
 
 #[tokio::test]
-async fn with_the_default_relay_the_app_sets_only_the_sender_name_and_reply_to() {
+async fn an_app_with_the_default_relay_sets_only_the_sender_name_and_reply_to() {
     let test_app = TestApp::start().await;
     test_app.register(EMAIL).await;
     let mail = test_app.mail(EMAIL, 1).await;
@@ -160,7 +160,7 @@ async fn an_app_can_replace_parts_of_a_mail_and_the_other_parts_are_the_default(
     assert!(!notice.html.contains("<b>Lovelace"), "escaped for HTML: {}", notice.html);
 }
 
-/// Invalid templates: wrong syntax, an unknown name, an unknown file, a loop with too many rounds.
+/// Invalid templates: wrong syntax, an unknown name, an unknown file, a loop with too many iterations.
 const BROKEN_TEMPLATES: [(&str, &str); 4] = [
     ("confirm.subject", "{{ code"),
     ("confirm.txt", "{{ code }} {{ nothing.at.all }}"),
@@ -182,7 +182,7 @@ async fn rendering_a_manifest_reports_broken_templates_and_mails_use_the_default
 }
 
 #[tokio::test]
-async fn if_a_template_fails_when_a_mail_is_made_the_default_is_used() {
+async fn the_default_template_is_used_if_a_template_fails_when_a_mail_is_made() {
     let test_app = TestApp::start().await;
     for (index, (part, template)) in BROKEN_TEMPLATES.into_iter().enumerate() {
         test_app.edit_rendered(|document| document["mail"]["templates"] = json!({ part: template })).await;

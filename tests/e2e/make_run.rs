@@ -20,9 +20,9 @@ use latchkey_tests::{
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-/// Limit for the first start, which creates a database.
+/// Time limit for the first start, which creates a database.
 const START_LIMIT: Duration = Duration::from_secs(180);
-/// Limit for the end of all processes.
+/// Maximum time until all processes have ended.
 const STOP_LIMIT: Duration = Duration::from_secs(15);
 /// An edit takes effect within two seconds; a loaded machine takes longer.
 const LIVE_LIMIT: Duration = Duration::from_secs(4);

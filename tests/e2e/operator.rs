@@ -1,4 +1,4 @@
-//! The operator and servers with a real control plane: what users see of an App and its Providers.
+//! Runs the operator and servers with a real control plane, and checks what users see of an App and its Providers.
 
 mod acknowledgement;
 mod apps;

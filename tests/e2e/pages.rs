@@ -45,7 +45,7 @@ impl PagesTest {
         Self { test_app: TestApp::from_builder(app, builder).await }
     }
 
-    /// A path of a page.
+    /// The path of a page.
     pub(crate) fn path(&self, page: &str) -> String {
         format!("/{}/{page}", self.test_app.id())
     }
@@ -81,7 +81,7 @@ impl PagesTest {
         browser
     }
 
-    /// The link to a page in the nth mail to an address (the first is 1), as a path.
+    /// The path and query of the link to a page in the nth mail to an address. The first mail is 1.
     pub(crate) async fn mailed_link(&self, email: &str, nth: usize, page: &str) -> String {
         let mail = self.test_app.mail(email, nth).await;
         let begin = format!("{}{}?", self.test_app.stack.base_url(), self.path(page));

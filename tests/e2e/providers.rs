@@ -146,7 +146,7 @@ impl Fixture {
         self.providers.try_acquire(operation, &self.app, self.provider(), new_client_address())
     }
 
-    /// Like [`Self::new`], with a change of the Provider in the rendered document.
+    /// Like [`Self::new`], with a change to the Provider in the rendered document.
     async fn with_changed_provider(preset: &'static str, change: impl FnOnce(&mut RenderedProvider)) -> Self {
         let fixture = Self::new(preset).await;
         let mut doc = fixture.app.doc.clone();

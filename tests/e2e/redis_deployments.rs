@@ -31,7 +31,7 @@ use crate::{
 };
 
 const EMAIL: &str = "ada@example.com";
-/// Limit for a recovery. A failover takes some seconds; a loaded machine takes longer.
+/// Time limit for a recovery. A failover takes a few seconds; a loaded machine takes longer.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(60);
 /// The service counts as recovered after this number of successful calls in a row.
 const HEALTHY_CALLS: usize = 50;
@@ -120,7 +120,7 @@ async fn an_acl_user_uses_its_own_database() {
 }
 
 #[tokio::test]
-async fn sentinels_name_the_primary() {
+async fn the_primary_is_found_through_sentinels() {
     let server = redis::Options { password: Some("the-servers".to_owned()), ..redis::Options::for_tests() };
     let password = Some("sentinels".to_owned());
     let options = SentinelOptions { server, password, ..SentinelOptions::for_tests() };
@@ -356,7 +356,7 @@ async fn wait_for_replica(connection: &mut ::redis::aio::MultiplexedConnection, 
 }
 
 #[tokio::test]
-async fn after_a_primary_is_killed_under_load_the_new_primary_of_the_sentinels_is_used() {
+async fn the_new_primary_of_the_sentinels_is_used_after_the_old_one_is_killed_under_load() {
     let redis = SentinelSetup::start(SentinelOptions::for_tests()).await.expect("Redis starts");
     let test_app = start_app(redis.url(), None).await;
     let sessions = open_sessions(&test_app).await;
@@ -389,7 +389,7 @@ async fn find_session_key(redis: &RedisCluster, app: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_slot_that_moves_under_load_fails_no_call() {
+async fn no_call_fails_while_a_slot_moves_under_load() {
     let redis = RedisCluster::start().await.expect("Redis starts");
     let test_app = start_app(&redis.url(), None).await;
     let sessions = open_sessions(&test_app).await;
@@ -409,7 +409,7 @@ async fn a_slot_that_moves_under_load_fails_no_call() {
 }
 
 #[tokio::test]
-async fn after_a_cluster_primary_is_killed_under_load_its_replica_is_used() {
+async fn the_replica_of_a_cluster_primary_is_used_after_the_primary_is_killed_under_load() {
     let redis = RedisCluster::start_with(&redis::Options::for_tests(), true).await.expect("Redis starts");
     let test_app = start_app(&redis.url_of_all(), None).await;
     let sessions = open_sessions(&test_app).await;

@@ -24,7 +24,7 @@
 //! alone can cause this failure, which the rate above does not count.
 //!
 //! If the interval is as wide as the time of a hash, the test cannot notice that a hash is missing. So the test also
-//! fails, as *blurred*, if after the last evaluation the interval is still wider than half of the time of a hash. In
+//! fails if, after the last evaluation, the interval is too wide: still wider than half of the time of a hash. In
 //! addition, the test measures requests that differ on purpose (a foreign hash that only one of the two checks, and a
 //! stored hash that costs nothing), and must find the difference.
 //!
@@ -64,18 +64,18 @@ const HASH_TIME_SHARE: f64 = 0.02;
 /// The bound for the measured median of a comparison that ends undecided: this share of the response time, but at least
 /// [`BOUND_MS`].
 const RESPONSE_TIME_SHARE: f64 = 0.02;
-/// Maximum number of evaluations of one comparison. Each adds the same number of pairs.
+/// Maximum number of evaluations of one comparison. Each evaluation adds the same number of pairs.
 const MAX_EVALUATIONS: usize = 3;
-/// A comparison that has taken longer than this ends undecided, unless it is blurred (its interval is too wide) or its
-/// median is beyond the bound: on a busy machine, more pairs do not help.
+/// A comparison that has taken longer than this ends undecided, unless its interval is too wide or its median is beyond
+/// the bound: on a busy machine, more pairs do not help.
 const LONG_COMPARISON: Duration = Duration::from_secs(12);
 /// Time limit for a mail. The server first delivers the mails of the comparisons before, which are hundreds.
 const MAIL_LIMIT: Duration = Duration::from_secs(180);
 const MAX_COMPARISONS: usize = 19;
 /// Number of pairs that is enough to find a difference as great as the time of a hash.
 const DIFFERENCE_PAIRS: usize = 60;
-/// Pause between requests that cause mails. The server sends a mail after the response, and this must not slow the next
-/// request.
+/// Pause between requests that cause mails. The server sends a mail after the response, and the sending must not slow
+/// down the next request.
 const MAIL_PAUSE: Duration = Duration::from_millis(12);
 
 /// A count that the test does not reach.
@@ -127,7 +127,7 @@ struct TimingTest {
     stack: Stack,
     /// The App to which the requests are sent.
     app: App,
-    /// An App whose webhooks report new users.
+    /// An App with webhooks that report new users.
     app_with_webhooks: App,
     connection: RawConnection,
     /// The browser that sends the forms of pages: its cookies, and the field `csrf`.
@@ -326,7 +326,7 @@ impl TimingTest {
     }
 
     /// Evaluates a comparison until the result is certain, no evaluation is left, or [`LONG_COMPARISON`] has passed.
-    /// Panics if the times differ or, in the end, if the comparison is blurred or its median is beyond the bound.
+    /// Panics if the times differ or, in the end, if the interval is too wide or the median is beyond the bound.
     fn expect_alike(&mut self, mut comparison: Comparison<'_>) {
         self.comparisons += 1;
         assert!(self.comparisons <= MAX_COMPARISONS, "the stated rate of false alarms counts all comparisons");
@@ -351,15 +351,15 @@ impl TimingTest {
                 Verdict::Alike => return,
                 Verdict::Differ => panic!("{}: known and unknown addresses differ in time", comparison.what),
                 Verdict::Undecided => {
-                    let is_blurred = interval.width() > self.hash_ms.max(measure_hash_ms()) / 2.0;
+                    let is_too_wide = interval.width() > self.hash_ms.max(measure_hash_ms()) / 2.0;
                     let median_bound = undecided_bound(&pairs);
                     let is_beyond_bound = interval.median.abs() > median_bound;
-                    if !is_blurred && !is_beyond_bound && started.elapsed() > LONG_COMPARISON {
+                    if !is_too_wide && !is_beyond_bound && started.elapsed() > LONG_COMPARISON {
                         return;
                     }
                     let is_last = evaluation == MAX_EVALUATIONS;
                     assert!(
-                        !(is_blurred && is_last),
+                        !(is_too_wide && is_last),
                         "{}: the machine is too busy to detect even a hash",
                         comparison.what
                     );
@@ -612,7 +612,7 @@ async fn compare_logins_with_foreign_hashes(timing: &mut TimingTest, native: &st
     }
 }
 
-/// Compares registrations in an App whose webhooks report only registrations of unknown addresses.
+/// Compares registrations in an App with webhooks that report only registrations of unknown addresses.
 async fn compare_registrations_with_webhooks(timing: &mut TimingTest) {
     std::mem::swap(&mut timing.app, &mut timing.app_with_webhooks);
     let verified = timing.create_account(true).await;

@@ -81,7 +81,7 @@ impl Fixture {
         stores(&self.database.url, &RedisServer::shared().await.url())
     }
 
-    /// Stores for which Redis's clock is ahead by this time.
+    /// Stores that add this duration to the time of Redis.
     async fn with_later_clock(&self, by: time::Duration) -> Stores {
         Stores { redis: self.stores.redis.with_clock_ahead(by), ..self.stores.clone() }
     }

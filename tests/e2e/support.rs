@@ -24,7 +24,7 @@ use tokio::{
 pub(crate) const MAIL_LIMIT: Duration = Duration::from_secs(30);
 /// An edit takes effect within two seconds; a loaded machine takes longer.
 pub(crate) const LIVE_LIMIT: Duration = Duration::from_secs(20);
-/// Limit for a response to a raw request. A server rejects an incomplete request in less time.
+/// Time limit for a response to a raw request. A server rejects an incomplete request in less time.
 const RAW_LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) const NAME: &str = "Ada Lovelace";
@@ -150,8 +150,8 @@ impl TestApp {
         client
     }
 
-    /// Waits for the earlier mails to this email address, then requests a password reset. Returns the code in the mail
-    /// of the reset. `mail_number` is the number of this mail among the mails to the address; the first is 1.
+    /// Waits for the earlier mails to this email address, then requests a password reset. Returns the code in the reset
+    /// mail. `mail_number` is the number of this mail among the mails to the address; the first is 1.
     pub(crate) async fn request_reset_code(&self, email: &str, mail_number: usize) -> String {
         if mail_number > 1 {
             self.mail(email, mail_number - 1).await;
@@ -205,7 +205,7 @@ impl TestApp {
         revisions.next_change_where(|change| change.revision.as_ref() == Some(&wanted)).await;
     }
 
-    /// Replaces the App by an App with the same appID and another document. Waits until every server serves it.
+    /// Replaces the App with an App that has the same appID and another document. Waits until every server serves it.
     pub(crate) async fn apply(&mut self, app: App) {
         let mut streams = Vec::new();
         for server in self.stack.servers() {

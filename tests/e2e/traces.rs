@@ -1,4 +1,4 @@
-//! Spans: what a collector receives of a request and of a reconcile, and that nothing depends on the collector.
+//! Spans: what a collector receives about a request and a reconcile, and that nothing depends on the collector.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,8 @@ const EMAIL: &str = "Ada.Lovelace@example.com";
 const TRACE_ID: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 /// The span id in the same example.
 const CALLER_SPAN: &str = "00f067aa0ba902b7";
-/// Limit for calls while the collector is unavailable. Programs that waited for the collector would take much longer.
+/// Time limit for calls while the collector is unavailable. Programs that waited for the collector would take much
+/// longer.
 const OUTAGE_LIMIT: Duration = Duration::from_secs(20);
 
 fn span_kind(span: &ReceivedSpan) -> &'static str {

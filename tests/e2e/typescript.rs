@@ -22,7 +22,7 @@ use url::Url;
 
 use crate::{fault_support::unlimited_app, support::TestApp};
 
-/// Limit for a run of Node. A run takes some seconds.
+/// Time limit for a run of Node. A run takes a few seconds.
 const NODE_LIMIT: Duration = Duration::from_secs(180);
 const EMAIL: &str = "ada@example.com";
 const TABS: u64 = 8;

@@ -286,7 +286,7 @@ async fn an_invalid_name_is_refused_and_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_concurrent_renames_the_tokens_have_the_stored_name() {
+async fn tokens_have_the_stored_name_after_concurrent_renames() {
     let test_app =
         TestApp::from_builder(unlimited_app("names"), latchkey_tests::stack::Stack::builder().servers(2)).await;
     let owner = Arc::new(test_app.log_in_new_user(EMAIL).await);
@@ -498,7 +498,7 @@ async fn one_of_several_concurrent_deletions_succeeds_and_the_others_find_no_use
 }
 
 #[tokio::test]
-async fn if_a_server_dies_during_a_deletion_the_outbox_ends_the_sessions() {
+async fn the_outbox_ends_the_sessions_if_a_server_dies_during_a_deletion() {
     let test_app = TestApp::start().await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     test_app.settled_mail_count(EMAIL).await;

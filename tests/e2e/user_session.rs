@@ -1,4 +1,4 @@
-//! A logged-in user, for the tests of the user's own account, of passwords and of email addresses.
+//! A logged-in user, for tests about the user's own account, passwords and email addresses.
 
 use argon2::{Algorithm, Argon2, Params, Version};
 use base64::{Engine, engine::general_purpose::STANDARD_NO_PAD};

@@ -30,8 +30,8 @@ mod upkeep;
 
 const EMAIL: &str = "ada@example.com";
 const CREATED: &[&str] = &["user.created"];
-/// Maximum time that a test waits for a condition. It includes the time after which the server gives up a receiver that
-/// hangs (10 s), and the first retry (5 s).
+/// Maximum time that a test waits for a condition. It includes the time after which the server gives up on a receiver
+/// that hangs (10 s), and the first retry (5 s).
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// An App with limits that no test reaches.
@@ -86,7 +86,7 @@ impl TestApp {
         self.query_number("SELECT count(*) FROM webhook_events WHERE dead_at IS NULL").await
     }
 
-    /// Waits until all events are delivered, acknowledged or given up.
+    /// Waits until all events are delivered (to a receiver, or fetched and acknowledged) or given up.
     async fn wait_until_webhooks_settle(&self) {
         let settled = || async { (self.waiting_webhook_events().await == 0).then_some(()) };
         eventually("all events are delivered or given up", LIMIT, settled).await;

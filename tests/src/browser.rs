@@ -19,12 +19,12 @@ use crate::{
     process::{self, Process, Program},
 };
 
-/// Limit for the start of Chromium, and for the start of a WebDriver session. Each takes a few seconds, on a loaded
-/// machine longer.
+/// Time limit for Chromium to start, and for a WebDriver session to start. Each takes a few seconds, longer on a loaded
+/// machine.
 const START_LIMIT: Duration = Duration::from_secs(120);
-/// Limit for a page to reach an expected state.
+/// Time limit for a page to reach an expected state.
 const PAGE_LIMIT: Duration = Duration::from_secs(60);
-/// Limit for one response of ChromeDriver, which waits until a page is loaded.
+/// Time limit for one response of ChromeDriver, which waits until a page is loaded.
 const RESPONSE_LIMIT: Duration = Duration::from_secs(120);
 /// The JSON key under which WebDriver returns the id of an element (W3C WebDriver: web element identifier).
 const ELEMENT_ID_KEY: &str = "element-6066-11e4-a52e-4f735466cecf";
@@ -104,7 +104,7 @@ impl Browser {
         Self::start_with(&[], &["cookies"]).await
     }
 
-    /// Starts a browser with more flags. `blocked` are names of content settings that all sites are denied.
+    /// Starts a browser with more flags. `blocked` are the names of content settings that are denied to all sites.
     async fn start_with(flags: &[&str], blocked: &[&str]) -> Result<Self> {
         let missing = "is not installed: run `make tools`, or install Debian's package";
         let chromium = process::find_program(["chromium", "/usr/bin/chromium", "google-chrome"])
@@ -226,8 +226,8 @@ impl Browser {
         found.as_array().expect("elements are a list").len()
     }
 
-    /// The number of elements in the first frame of the page that match a CSS selector; 0 if the browser refuses to show
-    /// the frame.
+    /// The number of elements that match a CSS selector in the first frame of the page; 0 if the browser refuses to
+    /// show the frame.
     pub async fn count_in_frame(&self, css: &str) -> usize {
         let locator = json!({ "using": "css selector", "value": css });
         let found = async {
@@ -246,15 +246,15 @@ impl Browser {
         value.as_str().map(str::to_owned)
     }
 
-    /// The accessible name of the first element that matches a CSS selector. Screen readers read it. `None` if there is
-    /// no such element.
+    /// The accessible name, which screen readers use, of the first element that matches a CSS selector. `None` if there
+    /// is no such element.
     pub async fn accessible_name(&self, css: &str) -> Option<String> {
         let name = self.element_command(css, Method::GET, "/computedlabel", None).await.ok()?;
         name.as_str().map(str::to_owned)
     }
 
-    /// Runs a script in the page, as the body of a function, and returns the function's result. Works also in a browser
-    /// in which pages cannot run scripts.
+    /// Runs a script in the page, as the body of a function, and returns the function's result. This also works in a
+    /// browser that blocks the scripts of pages.
     pub async fn run_script(&self, script: &str) -> Value {
         let body = json!({ "script": script, "args": [] });
         self.command(Method::POST, "/execute/sync", Some(&body)).await.expect("the script runs")
@@ -293,7 +293,7 @@ impl Browser {
         self.devtools("Emulation.setEmulatedMedia", json!({ "features": features })).await;
     }
 
-    /// Writes a PNG of the whole page, also of what is outside of the window.
+    /// Writes a PNG of the whole page, including the part outside of the window.
     pub async fn full_screenshot(&self, path: &Path) -> Result<()> {
         let size = &self.devtools("Page.getLayoutMetrics", json!({})).await["cssContentSize"];
         let clip = json!({ "x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1 });

@@ -381,7 +381,7 @@ impl Webhook {
         Self { keys: Some(keys), ..Self::with_delivery(name, events, "push", json!({ "url": url })) }
     }
 
-    /// A webhook whose events wait until the ServiceAccount fetches them.
+    /// A webhook with events that wait until the ServiceAccount fetches them.
     pub fn pull(name: &str, namespace: &str, service_account: &str, events: &[&str]) -> Self {
         let consumer = json!({ "serviceAccount": { "namespace": namespace, "name": service_account } });
         Self::with_delivery(name, events, "pull", consumer)
@@ -454,7 +454,7 @@ fn new_webhook_key() -> String {
 // === impl Relay ===
 
 impl Relay {
-    /// The values with which Latchkey sends mails through this SMTP server.
+    /// The values that make Latchkey send its mails through this SMTP server.
     pub fn of(smtp: &Smtp) -> Self {
         let tls = match smtp.security() {
             Security::None => "none",

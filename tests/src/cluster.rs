@@ -49,12 +49,12 @@ use crate::{
     stack::{self, SharedOrOwn},
 };
 
-/// Limit for the API server to establish a CRD, which takes a second or two.
+/// Time limit for the API server to establish a CRD, which takes a second or two.
 const ESTABLISH_LIMIT: Duration = Duration::from_secs(60);
-/// Limit for a condition of an App to get the expected status. The operator reconciles within a second or two, on a
-/// loaded machine later.
+/// Time limit for a condition of an App to get the expected status. The operator reconciles within a second or two,
+/// later on a loaded machine.
 const CONDITION_LIMIT: Duration = Duration::from_secs(60);
-/// Limit for the end of an operator, which first releases its Lease.
+/// Time limit for an operator to exit. It releases its Lease first.
 const END_LIMIT: Duration = Duration::from_secs(30);
 
 /// A control plane with Latchkey's CRDs.
@@ -559,7 +559,7 @@ impl OperatorProcess {
         drop(process::lock(&self.process).take());
     }
 
-    /// Sends SIGTERM and waits for the end. `None` if the operator was not running or had to be killed.
+    /// Sends SIGTERM and waits until the operator exits. `None` if it was not running or had to be killed.
     pub async fn terminate(&self) -> Option<ExitStatus> {
         let process = process::lock(&self.process).take()?;
         process.signal(Signal::TERM);

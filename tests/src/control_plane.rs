@@ -39,19 +39,19 @@ use crate::{
     tools,
 };
 
-/// Limit for the start of the API server. It takes a few seconds, on a loaded machine longer.
+/// Time limit for the API server to start. This takes a few seconds, longer on a loaded machine.
 const START_LIMIT: Duration = Duration::from_secs(120);
-/// Limit for the end of the API server, which first waits for running requests.
+/// Time limit for the API server to exit. It waits for running requests first.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
-/// Limit for one readiness check. An API server that is about to start can delay the response.
+/// Time limit for one readiness check. An API server that is about to start can delay the response.
 const READYZ_LIMIT: Duration = Duration::from_secs(5);
 /// Lifetime of tokens; no test or benchmark runs longer.
 const TOKEN_SECONDS: i64 = 24 * 3600;
 /// The issuer of ServiceAccount tokens.
 const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
 
-/// The audit log contains who requested what, and the result, without bodies. It contains neither requests of the API
-/// server to itself nor requests without a resource (health, discovery).
+/// The audit log contains who requested what, and the result, without bodies. It does not contain requests that the API
+/// server sends to itself, or requests without a resource (health, discovery).
 const AUDIT_POLICY: &str = "\
 apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -70,7 +70,7 @@ pub struct ControlPlane {
     programs: ProgramPaths,
     addr: SocketAddr,
     etcd_addr: SocketAddr,
-    /// More arguments of the API server.
+    /// Additional arguments for the API server.
     args: Vec<String>,
     /// `None` while the API server is stopped.
     api_server: Mutex<Option<Process>>,
@@ -78,7 +78,7 @@ pub struct ControlPlane {
     _etcd: Process,
 }
 
-/// A ServiceAccount with a token, and the kubeconfig with which a program uses the token.
+/// A ServiceAccount with a token, and a kubeconfig for a program that uses the token.
 #[derive(Clone, Debug)]
 pub struct ServiceAccountToken {
     namespace: String,
@@ -132,7 +132,7 @@ impl ControlPlane {
         Self::start_with(&[]).await
     }
 
-    /// Starts a control plane that only one test uses, with more arguments of the API server.
+    /// Starts a control plane that only one test uses, with additional arguments for the API server.
     pub async fn start_with(args: &[&str]) -> Result<Self> {
         let dir = process::fresh_dir("control-plane");
         let programs =
@@ -222,8 +222,8 @@ impl ControlPlane {
         Ok(fs::read_to_string(self.dir.join("accounts.key"))?)
     }
 
-    /// Replaces the key that signs ServiceAccount tokens, from the next start of the API server on. If `accepts_old` is
-    /// set, the API server still accepts tokens that the old key signed.
+    /// Replaces the key that signs ServiceAccount tokens. The new key takes effect at the next start of the API server.
+    /// If `accepts_old` is set, the API server still accepts tokens that the old key signed.
     pub fn rotate_account_key(&self, accepts_old: bool) -> Result<()> {
         let key = KeyPair::generate()?;
         let public = self.dir.join("accounts.pub");
@@ -232,7 +232,7 @@ impl ControlPlane {
         write_private(&self.dir.join("accounts.key"), &key.serialize_pem())
     }
 
-    /// A copy of this account, with which a program reaches the API server through a proxy at `addr`.
+    /// A copy of this account for a program that reaches the API server through a proxy at `addr`.
     pub fn account_at(&self, account: &ServiceAccountToken, addr: SocketAddr) -> Result<ServiceAccountToken> {
         let account =
             ServiceAccountToken { kubeconfig: process::fresh_dir("account").join("kubeconfig"), ..account.clone() };

@@ -34,17 +34,17 @@ use crate::{
     stack::write_smtp_file,
 };
 
-/// Limit for migrations. A schema change of a large database takes time.
+/// Time limit for migrations. A schema change of a large database takes time.
 const MIGRATE_LIMIT: Duration = Duration::from_secs(300);
-/// Limit for the server to become ready.
+/// Time limit for the server to become ready.
 const READY_LIMIT: Duration = Duration::from_secs(60);
-/// Limit for the first rendering, including the creation of keys on a slow machine.
+/// Time limit for the first rendering, including the creation of keys on a slow machine.
 const RENDER_LIMIT: Duration = Duration::from_secs(30);
 /// Lifetime of the administrator's token, which is created at each start.
 const TOKEN_LIFETIME: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Namespace and name of the administrator's ServiceAccount.
 const ADMINISTRATOR: (&str, &str) = ("latchkey-dev", "admin");
-/// Time in which a process must end when `make run` stops. After this time the process is killed.
+/// Time limit for a process to exit when `make run` stops. After this time, the process is killed.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 /// Interval of the checks for ended processes, changed manifests and new log lines.
 const POLL_INTERVAL: Duration = Duration::from_millis(300);
@@ -163,7 +163,7 @@ async fn serve(settings: &Settings, started: &mut Processes, terminal: Terminal)
     start_inbox(settings, started, terminal).await?;
     write_service_account(settings)?;
 
-    // Removes the rendered documents of an earlier run, which can belong to deleted manifests. Keeps the keys.
+    // Removes the rendered documents of an earlier run, because they can belong to deleted manifests. Keeps the keys.
     let rendered = settings.data.join("rendered");
     if rendered.exists() {
         fs::remove_dir_all(&rendered)?;
@@ -193,9 +193,9 @@ async fn serve(settings: &Settings, started: &mut Processes, terminal: Terminal)
         tokio::time::sleep(POLL_INTERVAL).await;
         // The processes are checked first, because the errors below can be consequences of a process that ended.
         started.check_all_running()?;
-        manifests.follow()?;
+        manifests.update_copy()?;
         if let Some(local) = &mut started.provider {
-            local.follow().await?;
+            local.restart_if_changed().await?;
         }
         operator_log.print_new_lines(terminal)?;
         server_log.print_new_lines(terminal)?;
@@ -519,7 +519,7 @@ impl Settings {
         self.data.join("logs").join(format!("{name}.log"))
     }
 
-    /// Returns an error that names every port that is in use, and for each the variable with which to choose another.
+    /// Checks that the ports are free. The error names each port in use, and the variable that selects another port.
     fn check_ports(&self) -> Result<()> {
         let wanted = [
             ("PUBLIC_ADDR", self.public),

@@ -1,4 +1,4 @@
-//! A real OpenID provider, Dex, in its own process: users log in on its pages by password.
+//! A real OpenID provider, Dex, in its own process. Users log in on its pages with a password.
 
 use std::{
     fs,
@@ -29,9 +29,9 @@ pub const DEX_PASSWORD: &str = "open-sesame";
 pub const DEX_PASSWORD_HASH: &str = "$2b$10$EoHY6U86IlFkazC440nOW.o4sgH5Mg/45Pl4siaFa7Bnxt8gk/LX2";
 /// The path of authorization requests that need no page, below the address of Dex.
 pub const AUTOMATIC_LOGIN_PATH: &str = "/dex/auth/automatic";
-/// Limit for a start, in which Dex generates an RSA key.
+/// Time limit for a start, including the generation of an RSA key.
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// Time in which Dex must end before a restart. After this time Dex is killed.
+/// Time limit for Dex to exit before a restart. After this time, Dex is killed.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
 /// Settings of a provider.
@@ -44,7 +44,7 @@ pub struct Options {
     pub base_url: Option<String>,
     pub users: Vec<User>,
     pub clients: Vec<Client>,
-    /// Whether Dex shows a consent page after the login, on which users grant access or cancel the login.
+    /// Whether Dex shows a consent page after the login. There, users grant access or cancel the login.
     pub requires_consent: bool,
     /// Whether Dex logs in everybody as one user, without a page. The path of this login is [`AUTOMATIC_LOGIN_PATH`].
     pub automatic_login: bool,

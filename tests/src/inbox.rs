@@ -1,5 +1,5 @@
-//! The inbox of `make run`: a page that shows incoming mails, the same mails as JSON for scripts, and the pages to which
-//! a social login and a login with OpenID Connect redirect.
+//! The inbox of `make run`: a page that shows incoming mails, the same mails as JSON for scripts, and the pages that
+//! end a social login and a login with OpenID Connect.
 
 use std::{
     convert::Infallible,

@@ -1,4 +1,4 @@
-//! A real Keycloak in its own process, with which benchmarks compare Latchkey. Keycloak's database is a file.
+//! A real Keycloak in its own process. Benchmarks compare Latchkey with it. Keycloak's database is a file.
 
 use std::{
     fs,
@@ -20,7 +20,7 @@ use crate::{
 
 /// Time limit for copying Keycloak's folder.
 const COPY_LIMIT: Duration = Duration::from_secs(60);
-/// Limit for a start, in which Keycloak first builds itself for its settings.
+/// Time limit for a start. Keycloak first builds itself for its settings.
 const START_LIMIT: Duration = Duration::from_secs(300);
 /// The administrator, who exists only until the process ends.
 const ADMINISTRATOR: &str = "admin";
@@ -46,7 +46,7 @@ pub struct Client {
 // === impl Keycloak ===
 
 impl Keycloak {
-    /// Starts a server without realms of its own. This takes about a minute.
+    /// Starts a server without additional realms. This takes about a minute.
     pub async fn start() -> Result<Self> {
         let program = tools::keycloak()?;
         let dir = process::fresh_dir("keycloak");

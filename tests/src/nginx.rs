@@ -10,7 +10,7 @@ use crate::{
     process::{self, Process, Program},
 };
 
-/// Limit for the start of NGINX. It takes milliseconds, on a loaded machine longer.
+/// Time limit for NGINX to start. This takes milliseconds, longer on a loaded machine.
 const START_LIMIT: Duration = Duration::from_secs(30);
 
 /// A running NGINX. It is killed when this value is dropped.
@@ -24,7 +24,7 @@ pub struct Nginx {
 impl Nginx {
     /// Starts NGINX. `http` is the content of the `http` block, which must listen on `addr`.
     pub async fn start(addr: SocketAddr, http: &str) -> Result<Self> {
-        // On Debian, NGINX is not in the PATH of users other than root.
+        // On Debian, only root has NGINX in its PATH.
         let program = process::find_program(["/usr/sbin/nginx", "nginx"])
             .context("NGINX is not installed: run `make tools`, or `make test`, which does it")?;
         let dir = process::fresh_dir("nginx");

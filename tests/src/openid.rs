@@ -31,7 +31,7 @@ use crate::{
     web_browser::WebBrowser,
 };
 
-/// The group of the users that programs let through.
+/// Programs admit only users in this group.
 pub const GROUP: &str = "ops";
 /// The scopes that programs request.
 pub const SCOPES: [&str; 5] = ["openid", "profile", "email", "groups", "offline_access"];
@@ -41,7 +41,7 @@ const FIRST_ADDED_KEY: usize = 1001;
 const NAMESPACE: &str = "interop";
 const SERVICE_ACCOUNT: &str = "administrator";
 const ADMINISTRATOR_TOKEN_LIFETIME: Duration = Duration::from_secs(3600);
-/// The App's rate limits that are raised: all users of a test share them, because the TLS proxy has one client address.
+/// The rate limits that the test raises. All users of a test share them, because the TLS proxy has one client address.
 const CLIENT_LIMITS: [&str; 7] = [
     "loginFailuresPerClient",
     "loginFailuresPerAccount",
@@ -218,7 +218,7 @@ impl OpenIdProvider {
         let mut document: Value = serde_json::from_slice(&fs::read(&path)?)?;
         let mut numbers = FIRST_ADDED_KEY..;
         for pointer in ["/keys/signing", "/keys/idTokens"] {
-            // A document without Clients has no keys of ID tokens.
+            // A document without Clients has no ID token keys.
             let Some(keys) = document.pointer_mut(pointer).and_then(Value::as_array_mut) else { continue };
             keys.retain(|key| !is_added(key));
             let mut added_keys = Vec::new();

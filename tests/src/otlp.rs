@@ -36,7 +36,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::{eventually, process, tls::ServerTls};
 
-/// Limit for a span to arrive. By default a server sends a batch every five seconds, on a loaded machine later.
+/// Time limit for a span to arrive. By default a server sends a batch every five seconds, later on a loaded machine.
 const SPAN_LIMIT: Duration = Duration::from_secs(30);
 
 /// A running collector. It ends when this value is dropped.

@@ -20,7 +20,7 @@ use crate::{
 /// The languages of the pages.
 pub const LANGUAGES: [&str; 2] = ["en", "de"];
 
-/// The App's rate limits that are raised: all browsers share them, because the browsers have one client address.
+/// The rate limits that the tour raises. All browsers share them, because the browsers have one client address.
 const CLIENT_LIMITS: [&str; 8] = [
     "loginFailuresPerClient",
     "loginFailuresPerAccount",
@@ -36,9 +36,9 @@ const UNREACHED_COUNT: u32 = 100_000;
 const NAME: &str = "Ada Lovelace";
 /// A well-formed code that no mail contains.
 const WRONG_CODE: &str = "00000-00000";
-/// Limit for the arrival of a mail. It takes a second, on a loaded machine longer.
+/// Time limit for a mail to arrive. This takes a second, longer on a loaded machine.
 const MAIL_LIMIT: Duration = Duration::from_secs(30);
-/// Limit for a page to be shown.
+/// Time limit for a page to be shown.
 const PAGE_LIMIT: Duration = Duration::from_secs(60);
 
 /// A service with an App that enables every part of the pages. Several browsers can take the tour at the same time, if
@@ -91,8 +91,8 @@ impl PageTour {
         Ok(Self { stack, app, client })
     }
 
-    /// Walks a new browser through all pages. Calls `visit` at each of them with a name of the page and its state, which
-    /// is unique within the walk. `visit` must not leave the page.
+    /// Walks a new browser through all pages. At each page, calls `visit` with a name for the page and its state. The
+    /// name is unique within the walk. `visit` must not leave the page.
     pub async fn walk(&self, browser: &Browser, language: &str, visit: impl AsyncFnMut(&Browser, &str)) -> Result<()> {
         let mut walk = Walk { tour: self, browser, language, visit };
         walk.log_in().await?;
@@ -109,14 +109,14 @@ impl PageTour {
         format!("{}/{}/{page}", self.stack.base_url(), self.app.id())
     }
 
-    /// Registers an email address through the JSON API, so the browser of the tour is not the one that registered.
+    /// Registers an email address through the JSON API, so that the browser of the tour is not the one that registered.
     async fn register(&self, email: &str) -> Result<()> {
         let response = self.stack.client().register(self.app.id(), NAME, email, PASSWORD).await;
         ensure!(response.status == StatusCode::OK, "the response was: {}", response.text);
         Ok(())
     }
 
-    /// The link to this page in a mail to `email`: in the newest mail that has such a link.
+    /// The link to this page in the newest mail to `email` that has such a link.
     async fn mailed_link(&self, email: &str, page: &str) -> Result<String> {
         let begin = format!("{}?", self.url(page));
         let has_link = |mail: &Mail| mail.is_to(email) && mail.text.contains(&begin);

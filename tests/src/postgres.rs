@@ -22,13 +22,13 @@ use crate::{
 const ROLE: &str = "latchkey";
 /// The migrated database from which the databases of tests are copied.
 const TEMPLATE: &str = "latchkey_template";
-/// Limit for the creation of a database cluster, on a loaded machine.
+/// Time limit for the creation of a database cluster, on a loaded machine.
 const INITDB_LIMIT: Duration = Duration::from_secs(120);
-/// Limit for the end of a previous server on the same data. The server ends a second or two after its parent has died.
+/// Time limit for a previous server on the same data to exit. It exits a second or two after its parent has died.
 const PREDECESSOR_LIMIT: Duration = Duration::from_secs(15);
 /// A process id that Linux never assigns (the maximum is 2^22).
 const UNUSED_PID: u32 = 2_147_483_646;
-/// Limit for a start, including recovery after a kill.
+/// Time limit for a start, including recovery after a kill.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// Settings of a server.
@@ -308,7 +308,7 @@ fn make_private_dir(path: &Path) -> Result<()> {
     Ok(fs::set_permissions(path, fs::Permissions::from_mode(0o700))?)
 }
 
-/// Waits for the end of the previous server, in case it was killed a moment ago. While the process of the previous
+/// Waits until the previous server has exited, in case it was killed a moment ago. While the process of the previous
 /// server exists, a new server considers the lock file valid and does not start.
 async fn await_predecessor(data: &Path) -> Result<()> {
     let lock = data.join("postmaster.pid");

@@ -54,7 +54,7 @@ pub fn root() -> PathBuf {
 
 /// The path of one of Latchkey's programs. Cargo writes the program next to the test's executable or one folder above.
 ///
-/// `LATCHKEY_BENCH_SERVER` and `LATCHKEY_BENCH_OPERATOR` name another build of a program, so that a benchmark can
+/// `LATCHKEY_BENCH_SERVER` and `LATCHKEY_BENCH_OPERATOR` select another build of a program, so that a benchmark can
 /// compare two builds.
 pub fn find_built_program(name: &str) -> Result<PathBuf> {
     let variable = match name {
@@ -149,7 +149,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 // === impl Program ===
 
 impl Program {
-    /// A program whose standard output and error are appended to the file `log`.
+    /// A program. Its standard output and error are appended to the file `log`.
     pub fn new(name: &str, path: impl Into<PathBuf>, log: impl Into<PathBuf>) -> Self {
         Self {
             name: name.to_owned(),
@@ -300,7 +300,7 @@ impl Process {
         }
     }
 
-    /// Waits for the end of the process; `None` after the limit. Blocks this thread.
+    /// Waits until the process has exited; `None` after the limit. Blocks this thread.
     pub fn wait_blocking(&self, limit: Duration) -> Option<ExitStatus> {
         let end = Instant::now() + limit;
         loop {
@@ -314,7 +314,7 @@ impl Process {
         }
     }
 
-    /// Waits for the end of the process without blocking the thread.
+    /// Waits until the process has exited, without blocking the thread.
     pub async fn wait_for_exit(&self) -> ExitStatus {
         loop {
             if let Some(status) = self.exit_status() {

@@ -23,7 +23,7 @@ use crate::{
 const ADA: &str = "ada@example.com";
 const GRACE: &str = "grace@example.com";
 const REDIRECT_URL: &str = "http://127.0.0.1/done";
-/// Number of clients that use the failing provider. It is above the limit of concurrent provider calls, so that the
+/// Number of clients that use the failing provider. It is above the limit on concurrent provider calls, so that the
 /// server rejects some calls (specification: Limits, Provider calls).
 const VISITORS: usize = 48;
 /// Pause after a rejected login. Without it, the visitors would keep a core busy and distort the measured latency.
@@ -123,7 +123,7 @@ impl Report {
     }
 
     /// The highest ratio over all operations and faults.
-    pub fn worst(&self, quantile: f64) -> f64 {
+    pub fn worst_ratio(&self, quantile: f64) -> f64 {
         let each = |fault| (0..OPERATIONS.len()).map(move |operation| self.ratio(fault, operation, quantile));
         [Fault::Hanging, Fault::Unreachable].into_iter().flat_map(each).fold(0.0, f64::max)
     }

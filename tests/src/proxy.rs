@@ -1,5 +1,5 @@
 //! A TCP proxy that injects faults, for Postgres, Redis or the API server. It refuses, stalls, delays and cuts
-//! connections, also in the middle of a request.
+//! connections, even in the middle of a request.
 
 use std::{
     io,

@@ -25,9 +25,9 @@ mod sentinel;
 pub use cluster::RedisCluster;
 pub use sentinel::{SentinelOptions, SentinelSetup};
 
-/// Limit for a start, in which Redis can read a long append-only file.
+/// Time limit for a start, including the reading of a long append-only file.
 const START_LIMIT: Duration = Duration::from_secs(30);
-/// Limit for a connection, and for the response to each command.
+/// Time limit for a connection, and for the response to each command.
 const COMMAND_LIMIT: Duration = Duration::from_secs(10);
 
 /// Settings of a server.
@@ -164,7 +164,7 @@ impl Redis {
         self.addr
     }
 
-    /// The file of the CA of the server's certificate, if the server accepts only TLS.
+    /// The CA file for the server's certificate, if the server accepts only TLS.
     pub fn ca(&self) -> Option<&Path> {
         self.ca.as_deref()
     }

@@ -313,7 +313,7 @@ impl Shared {
         }
     }
 
-    /// The reply that rejects this recipient, if the test has set it to be rejected.
+    /// The reply that rejects this recipient, if the test has set [`Behavior::RefuseRecipient`] for it.
     fn recipient_refusal(&self, recipient: &str) -> Option<String> {
         if let Behavior::RefuseRecipient(refused, code) = &*process::lock(&self.behavior)
             && refused.eq_ignore_ascii_case(recipient)

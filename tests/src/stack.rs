@@ -28,11 +28,11 @@ use crate::{
     tls::{ServerTls, TlsProxy},
 };
 
-/// Limit for rendering a few Apps. Generating RSA keys takes longest.
+/// Time limit for rendering a few Apps. Generating RSA keys takes longest.
 const RENDER_LIMIT: Duration = Duration::from_secs(60);
-/// Limit for a server to become ready. It takes a second, on a loaded machine longer.
+/// Time limit for a server to become ready. It takes a second, longer on a loaded machine.
 const READY_LIMIT: Duration = Duration::from_secs(60);
-/// Limit for a drain, in which a server waits for running requests.
+/// Time limit for a drain. In a drain, a server waits for running requests.
 const DRAIN_LIMIT: Duration = Duration::from_secs(60);
 
 /// Settings for a service. A test can change them.
@@ -130,7 +130,7 @@ impl Builder {
         Ok((self, front))
     }
 
-    /// Replaces the settings of the relay that is used by Apps without their own relay.
+    /// Replaces the settings of the relay for Apps without their own relay.
     pub fn smtp(mut self, options: smtp::Options) -> Self {
         self.smtp = options;
         self
@@ -142,7 +142,7 @@ impl Builder {
         self
     }
 
-    /// Uses a Redis that the test has started. If it accepts only TLS, `ca` is the file of the CA of its certificates.
+    /// Uses a Redis that the test has started. If it accepts only TLS, `ca` is the CA file for its certificates.
     pub fn external_redis(mut self, url: &str, ca: Option<&Path>) -> Self {
         self.external_redis = Some((url.to_owned(), ca.map(Path::to_owned)));
         self
@@ -553,7 +553,7 @@ impl ServerProcess {
         fs::read_to_string(self.log_path()).unwrap_or_default()
     }
 
-    /// Starts the server, at each start with the same socket addresses. Does not wait until the server is ready
+    /// Starts the server. Each start uses the same socket addresses. Does not wait until the server is ready
     /// ([`ServerProcess::wait_until_ready`] does).
     pub fn start(&self) -> Result<()> {
         let name = format!("server {}", self.index);
@@ -613,7 +613,7 @@ impl ServerProcess {
         drop(process::lock(&self.process).take());
     }
 
-    /// Sends SIGTERM and waits for the end. `None` if the server was not running or had to be killed.
+    /// Sends SIGTERM and waits until the server exits. `None` if it was not running or had to be killed.
     pub async fn terminate(&self) -> Option<ExitStatus> {
         let process = process::lock(&self.process).take()?;
         process.signal(Signal::TERM);
@@ -681,7 +681,7 @@ fn write_authorities(dir: &Path, authorities: Vec<String>) -> Result<Option<(Str
     Ok(Some(("SSL_CERT_FILE".to_owned(), bundle.display().to_string())))
 }
 
-/// Writes the files from which servers read the URLs of the stores and the settings of the relay.
+/// Writes the files that servers read: the URLs of the stores, and the settings of the relay.
 pub(crate) fn write_store_files(dir: &Path, database_url: &str, redis_url: &str, smtp: &Smtp) -> Result<()> {
     postgres::write_private(&dir.join("database-url"), database_url)?;
     postgres::write_private(&dir.join("redis-url"), redis_url)?;

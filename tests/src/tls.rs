@@ -121,7 +121,7 @@ impl CertificateAuthority {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         let mut params = CertificateParams::new(names)?;
         params.distinguished_name.push(DnType::CommonName, "localhost");
-        // Nodes of a Redis Cluster use their server certificate also as clients of each other.
+        // Nodes of a Redis Cluster also use their server certificates as client certificates.
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         self.sign(params)
     }

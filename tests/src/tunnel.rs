@@ -17,7 +17,7 @@ use tokio::{
 
 use crate::process;
 
-/// A running proxy. It accepts no more connections when this value is dropped.
+/// A running proxy. It accepts no more connections after this value is dropped.
 pub struct TunnelProxy {
     addr: SocketAddr,
     shared: Arc<Shared>,

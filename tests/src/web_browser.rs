@@ -89,7 +89,7 @@ impl WebBrowser {
         Ok(page)
     }
 
-    /// Whether the browser has a cookie of the host of this URL with a name that begins with `prefix`.
+    /// Whether the browser has a cookie for this URL's host with a name that begins with `prefix`.
     pub fn has_cookie(&self, url: &str, prefix: &str) -> bool {
         let host = url.parse::<Url>().ok().and_then(|url| url.host_str().map(str::to_owned)).unwrap_or_default();
         self.cookies.get(&host).is_some_and(|cookies| cookies.keys().any(|name| name.starts_with(prefix)))
@@ -171,7 +171,7 @@ impl WebBrowser {
     }
 }
 
-/// What a user does on this page to get to the end of a login, and the form for it.
+/// The step that continues a login on this page, and the form for this step.
 fn next_step(page: &LoadedPage) -> Option<(Step, PageForm)> {
     page.forms().into_iter().find_map(|form| {
         let has = |name: &str| form.fields.iter().any(|(known, _)| known == name);

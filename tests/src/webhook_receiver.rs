@@ -30,8 +30,8 @@ use tokio::{
 
 use crate::{eventually, process, smtp::listen};
 
-/// Limit for events to arrive. An event takes less than a second, on a loaded machine longer. The limit also covers the
-/// retry of a failed delivery after five seconds.
+/// Time limit for events to arrive. An event takes less than a second, longer on a loaded machine. The limit also
+/// covers the retry of a failed delivery after five seconds.
 const EVENT_LIMIT: Duration = Duration::from_secs(60);
 
 /// The announced length of a body that never comes.
@@ -95,7 +95,7 @@ enum ReplyBody {
     Endless,
 }
 
-/// A request in flight. Dropping this value counts the request as ended, also if the client gives up.
+/// A request in flight. Dropping this value counts the request as ended, even if the client has disconnected.
 struct InFlight<'a>(&'a Shared);
 
 // === impl Reply ===
@@ -247,8 +247,8 @@ impl WebhookReceiver {
         process::lock(&self.shared.state).events.clone()
     }
 
-    /// Removes the requests so far and returns them, in the order of their arrival. With this method, a test of very
-    /// many events does not keep all of them in memory.
+    /// Removes the events that have arrived so far and returns them, in the order of their arrival. With this method, a
+    /// test of very many events does not keep all of them in memory.
     pub fn take_events(&self) -> Vec<ReceivedEvent> {
         std::mem::take(&mut process::lock(&self.shared.state).events)
     }

@@ -18,7 +18,7 @@ use crate::{
 };
 
 const EVENTS: [&str; 5] = ["session.created", "user.created", "user.deleted", "user.disabled", "users.imported"];
-/// The types of the events that [`Recorder::act`] causes, sorted.
+/// The types of the events that [`Recorder::cause_events`] causes, sorted.
 const RECORDED: [&str; 6] =
     ["session.created", "user.created", "user.created", "user.deleted", "user.disabled", "users.imported"];
 const NAMESPACE: &str = "interop";
@@ -54,7 +54,7 @@ pub async fn print() -> Result<()> {
     let mut lines = Vec::new();
     for (webhook, keys) in phases {
         recorder.use_keys(&webhook, &keys).await?;
-        for event in recorder.act().await? {
+        for event in recorder.cause_events().await? {
             lines.push(line(&event, &keys)?);
         }
     }
@@ -109,7 +109,7 @@ impl Recorder {
 
     /// Causes the events of [`RECORDED`], so that requests with and without a user, a session and a profile are
     /// recorded. Returns the requests.
-    async fn act(&mut self) -> Result<Vec<ReceivedEvent>> {
+    async fn cause_events(&mut self) -> Result<Vec<ReceivedEvent>> {
         let seen = self.receiver.events().len();
         let (app, client) = (self.app.id().to_owned(), self.stack.client());
         let (registered, created, imported) = (self.next_email(), self.next_email(), self.next_email());

@@ -42,7 +42,7 @@ fn xor(block: &mut Words, other: &Words) {
     }
 }
 
-/// Applies P to one row or column. `index` returns the position in the block of each of its 16 words.
+/// Applies P to the 16 words of one row or column. `index` maps the number of a word to its position in the block.
 #[inline(always)]
 fn permute(block: &mut Words, index: impl Fn(usize) -> usize) {
     let mut v: [u64; 16] = std::array::from_fn(|i| block[index(i)]);

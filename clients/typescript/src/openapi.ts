@@ -859,7 +859,10 @@ export interface components {
             /** @description Included, because the default of RFC 8414, 2 includes grant types that are not supported. */
             grant_types_supported: string[];
             introspection_endpoint: string;
-            /** @description `Bearer` is the token of a ServiceAccount. RFC 8414, 2 allows access token types here. */
+            /**
+             * @description `Bearer`: the caller sends the token of a ServiceAccount. Section 2 of RFC 8414 allows access token types here,
+             *     and `Bearer` is one.
+             */
             introspection_endpoint_auth_methods_supported: string[];
             introspection_endpoint_auth_signing_alg_values_supported?: string[];
             /** @description `iss` of the App's tokens. */
@@ -1201,7 +1204,10 @@ export interface components {
             /** @description The algorithms of the keys in the App's JWKS or, with clients, those that a client can choose. */
             id_token_signing_alg_values_supported: components["schemas"]["SigningAlgorithm"][];
             introspection_endpoint: string;
-            /** @description `Bearer` is the token of a ServiceAccount. RFC 8414, 2 allows access token types here. */
+            /**
+             * @description `Bearer`: the caller sends the token of a ServiceAccount. Section 2 of RFC 8414 allows access token types here,
+             *     and `Bearer` is one.
+             */
             introspection_endpoint_auth_methods_supported: string[];
             introspection_endpoint_auth_signing_alg_values_supported?: string[];
             /** @description `iss` of the App's tokens. */

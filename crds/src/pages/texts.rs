@@ -90,7 +90,7 @@ fn parse(file: &str) -> ParsedTexts {
     parsed
 }
 
-/// A text with its ID. If an entry of the file is invalid: its ID, if it has one, and the reason.
+/// An entry of a file: the ID and the text. If the entry is invalid: its ID, if it has one, and the reason.
 type ParsedEntry = Result<(String, Text), (Option<String>, Cow<'static, str>)>;
 
 fn parse_entries(file: &str) -> impl Iterator<Item = (usize, ParsedEntry)> {
@@ -107,8 +107,8 @@ fn entries(file: &str) -> Vec<(usize, &str)> {
     let mut starts: Vec<(usize, usize)> = Vec::new();
     let mut offset = 0;
     for (index, line) in file.split_inclusive('\n').enumerate() {
-        // Other lines continue the message above (Fluent EBNF: block text, attributes, variants). Nothing continues a
-        // comment.
+        // A line that begins with one of these characters continues the message above (Fluent EBNF: block text,
+        // attributes, variants). Nothing continues a comment.
         let continues = line.starts_with([' ', '\r', '\n', '.', '}', '[', '*']);
         let can_continue = starts.last().is_some_and(|(_, start)| !file[*start..].starts_with('#'));
         if !(continues && can_continue) {
@@ -152,7 +152,7 @@ fn parse_message(entry: &str) -> Result<Text, Cow<'static, str>> {
     }
 }
 
-/// Whether there is something in braces that is not just a variable: another brace, a call, a literal.
+/// Whether braces contain more than a variable: another brace, a call or a literal.
 fn has_expression(entry: &str) -> bool {
     let mut in_braces = false;
     entry.chars().any(|c| match (in_braces, c) {

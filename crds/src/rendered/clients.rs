@@ -61,7 +61,7 @@ pub enum RenderedClientAuthentication {
         /// The public keys of the client: a JWK Set (RFC 7517, section 5) in JSON, checked by the operator.
         jwks: String,
     },
-    /// The Secret or ConfigMap of the client does not exist or is invalid. Requests of the client get 503.
+    /// The Secret or ConfigMap of the client does not exist or is invalid. Requests from the client get 503.
     Unresolved,
 }
 

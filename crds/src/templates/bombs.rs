@@ -185,7 +185,7 @@ fn chained_elifs(inner: &str) -> String {
     format!("{{% if not app %}}{}{{% else %}}{inner}{{% endif %}}", "{% elif not app %}".repeat(15))
 }
 
-/// Returns tags without output, with strings in which each `&` becomes four characters longer with every second filter.
+/// Returns tags that render to nothing. In their strings, every second filter makes each `&` four characters longer.
 fn costly_filters() -> String {
     let tag = format!("{{% if '{}'|e|upper|e|upper|e|upper|e|upper == app %}}{{% endif %}}\n", "&".repeat(1_900));
     tag.repeat(130)

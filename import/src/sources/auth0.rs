@@ -16,11 +16,10 @@ use crate::{
     user::NewUser,
 };
 
-/// The prefix of the `user_id` of users in a database of Auth0. The export of hashes has the ids without this prefix.
+/// The prefix of `user_id` for users in an Auth0 database. The export of hashes has the ids without this prefix.
 const DATABASE_PREFIX: &str = "auth0|";
 
-/// The members of a line that show whether it has a user or a hash, and the ids by which the lines of a user are
-/// joined.
+/// The members that show whether a line has a user or a hash, and the ids that join the lines of a user.
 #[derive(Deserialize)]
 struct Row {
     user_id: Option<String>,

@@ -22,7 +22,7 @@ use crate::{
 };
 
 const SHAPE: Shape = Shape { arrays: &["Users"], texts: &[], top_array: TopArray::Records };
-/// Attributes that become fields of the imported user, and attributes that describe them. They do not become metadata.
+/// Attributes that the import uses for fields of the user or for the report. They do not become metadata.
 const USED_ATTRIBUTES: [&str; 9] = [
     "sub",
     "email",
@@ -74,7 +74,7 @@ struct Federated {
     provider_name: String,
 }
 
-/// The data of a user that is in both forms of the input, JSON and CSV.
+/// The user data that both forms of the input contain, JSON and CSV.
 struct User {
     username: String,
     attributes: BTreeMap<String, String>,

@@ -16,7 +16,7 @@ use crate::{
     user::{MAX_IDENTITIES, NewUser},
 };
 
-/// The columns that identify the table of a row, and the ids by which the rows of a user are joined.
+/// The columns that identify the table of a row, and the ids that join the rows of a user.
 #[derive(Deserialize)]
 struct Row {
     id: Option<String>,
@@ -193,7 +193,7 @@ fn add_identity(pending: &mut Pending, row: &str, context: &mut Context<'_>) {
     }
 }
 
-/// Returns `true` for every value, also for null: serde calls this function only if the row has the column.
+/// Returns `true` for every value, even for null: serde calls this function only if the row has the column.
 fn is_present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
     serde::de::IgnoredAny::deserialize(deserializer).map(|_| true)
 }

@@ -53,7 +53,7 @@ struct Credential {
     config: Option<Config>,
 }
 
-/// The configuration of a credential. The admin API returns it only if `include_credential` names the credential's
+/// The configuration of a credential. The admin API returns it only if `include_credential` contains the credential's
 /// type.
 #[derive(Deserialize)]
 struct Config {

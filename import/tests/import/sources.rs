@@ -42,7 +42,7 @@ fn convert_and_compare(source: &str, files: &[&str], options: &[&str]) -> (Outco
 const GOOGLE: [&str; 2] = ["--map", "google=google"];
 
 #[test]
-fn users_of_keycloak_are_converted_from_separate_files_and_from_one() {
+fn keycloak_users_are_converted_from_separate_files_and_from_one() {
     let files = ["keycloak/shop-users-0.json", "keycloak/shop-users-1.json"];
     let (outcome, log) = convert_and_compare("keycloak", &files, &GOOGLE);
     assert_eq!(outcome, Outcome::SomeRefused);
@@ -55,7 +55,7 @@ fn users_of_keycloak_are_converted_from_separate_files_and_from_one() {
 }
 
 #[test]
-fn users_of_gotrue_are_converted_with_any_order_of_files() {
+fn gotrue_users_are_converted_from_files_in_any_order() {
     let options = ["--map", "google=google", "--map", "azure=microsoft"];
     let (outcome, _) = convert_and_compare("gotrue", &["gotrue/users.ndjson", "gotrue/identities.ndjson"], &options);
     assert_eq!(outcome, Outcome::SomeRefused);
@@ -63,19 +63,19 @@ fn users_of_gotrue_are_converted_with_any_order_of_files() {
 }
 
 #[test]
-fn users_of_kratos_are_converted() {
+fn kratos_users_are_converted() {
     let files = ["kratos/identities.json", "kratos/identities-page-2.json"];
     assert_eq!(convert_and_compare("kratos", &files, &GOOGLE).0, Outcome::SomeRefused);
 }
 
 #[test]
-fn users_of_firebase_are_converted() {
+fn firebase_users_are_converted() {
     let options = ["--map", "google.com=google", "--map", "github.com=github"];
     assert_eq!(convert_and_compare("firebase", &["firebase/users.json"], &options).0, Outcome::SomeRefused);
 }
 
 #[test]
-fn users_of_auth0_are_converted_with_any_order_of_files() {
+fn auth0_users_are_converted_from_files_in_any_order() {
     let options = ["--map", "google-oauth2=google", "--map", "company=company", "--metadata"];
     let (outcome, log) = convert_and_compare("auth0", &["auth0/users.ndjson", "auth0/hashes.ndjson"], &options);
     assert_eq!((outcome, log.as_str()), (Outcome::Complete, ""));
@@ -83,7 +83,7 @@ fn users_of_auth0_are_converted_with_any_order_of_files() {
 }
 
 #[test]
-fn users_of_cognito_are_converted_from_json_and_csv() {
+fn cognito_users_are_converted_from_json_and_csv() {
     let options = ["--map", "Google=google", "--metadata"];
     assert_eq!(
         convert_and_compare("cognito", &["cognito/users.json", "cognito/users.csv"], &options).0,
@@ -100,7 +100,7 @@ fn users_of_ndjson_files_are_converted() {
 }
 
 #[test]
-fn with_the_flag_addresses_verified_all_addresses_are_verified() {
+fn all_addresses_are_verified_with_the_flag_addresses_verified() {
     let (_, lines, ..) = convert("kratos", &["kratos/identities.json"], &["--addresses-verified"]);
     assert!(lines.iter().all(|line| line["email_verified"] == true), "{lines:?}");
     let (_, lines, ..) = convert("ndjson", &["ndjson/users.ndjson"], &["--addresses-verified"]);

@@ -60,7 +60,7 @@ impl MockServer {
 
     /// A server that creates every user.
     pub(crate) fn creates_all() -> Self {
-        Self::start(|_, request| created(request))
+        Self::start(|_, request| reply_created(request))
     }
 
     pub(crate) fn requests(&self) -> Vec<Request> {
@@ -122,7 +122,7 @@ fn read_request(stream: &TcpStream) -> Request {
 }
 
 /// Returns the response of a server that created every user of the request.
-pub(crate) fn created(request: &Request) -> Reply {
+pub(crate) fn reply_created(request: &Request) -> Reply {
     let lines = request.body.iter().filter(|byte| **byte == b'\n').count();
     let mut body = String::from(r#"{"results":["#);
     for line in 1..=lines {

@@ -14,7 +14,7 @@ use latchkey_import::Outcome;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::{MockServer, NOW, Reply, Request, Run, created, results, run};
+use crate::support::{MockServer, NOW, Reply, Request, Run, reply_created, results, run};
 
 const TOKEN: &str = "header.claims.signature";
 const HASH: &str = "$2a$10$N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy";
@@ -138,7 +138,7 @@ fn a_line_does_not_grow_when_its_hash_is_dropped() {
         format!(r#"{{"external_id":"1","email":"ada@example.com","other":[{numbers}],"password_hash":"{HASH}"}}"#);
     let server = MockServer::start(|number, request| match number {
         1 => results(&[Err(("invalid_request", json!([{ "field": "password_hash", "code": "hash_too_costly" }])))]),
-        _ => created(request),
+        _ => reply_created(request),
     });
     let run = Files::new(&input).import(&server, &[]);
     assert_eq!(run.outcome, Outcome::Complete, "{}", run.log);
@@ -158,7 +158,7 @@ fn every_request_of_a_dry_run_has_the_parameter_dry_run() {
 fn retry_after_is_honoured() {
     let server = MockServer::start(|number, request| match number {
         1 => error(429, "retry-after: 2\r\n", "too_many_requests"),
-        _ => created(request),
+        _ => reply_created(request),
     });
     let began = Instant::now();
     assert_eq!(Files::new(&lines(1)).import(&server, &[]).outcome, Outcome::Complete);
@@ -171,7 +171,7 @@ fn temporary_failures_are_retried() {
     let server = MockServer::start(|number, request| match number {
         1 => Reply::Drop,
         2 => error(503, "", "temporarily_unavailable"),
-        _ => created(request),
+        _ => reply_created(request),
     });
     assert_eq!(Files::new(&lines(3)).import(&server, &[]).outcome, Outcome::Complete);
     let requests = server.requests();
@@ -184,8 +184,8 @@ fn the_token_is_read_again_after_401() {
     let files = Files::new(&lines(1500));
     let token = files.path("token");
     let server = MockServer::start(move |number, request| match number {
-        0 | 1 => created(request),
-        _ if request.authorization == "Bearer renewed" => created(request),
+        0 | 1 => reply_created(request),
+        _ if request.authorization == "Bearer renewed" => reply_created(request),
         _ => {
             fs::write(&token, "renewed").unwrap();
             error(401, "", "invalid_client")
@@ -197,7 +197,7 @@ fn the_token_is_read_again_after_401() {
 }
 
 #[test]
-fn if_the_server_refuses_the_import_no_user_is_sent() {
+fn no_user_is_sent_if_the_server_refuses_the_import() {
     for (status, code, expected) in [
         (401, "invalid_client", "does not accept the token"),
         (403, "access_denied", "Importer"),
@@ -216,7 +216,7 @@ fn if_the_server_refuses_the_import_no_user_is_sent() {
 #[test]
 fn a_token_that_becomes_invalid_ends_the_import() {
     let server = MockServer::start(|number, request| match number {
-        0 | 1 => created(request),
+        0 | 1 => reply_created(request),
         _ => error(401, "", "invalid_client"),
     });
     let run = Files::new(&lines(3000)).import(&server, &[]);
@@ -241,7 +241,7 @@ fn a_refused_hash_is_dropped_and_the_user_imported() {
                 assert!(request.lines().iter().all(|line| line.get("password_hash").is_none()));
                 results(&[Ok("created"), Ok("unchanged"), Err(("email_taken", json!([])))])
             }
-            _ => created(request),
+            _ => reply_created(request),
         }
     });
     let run = Files::new(&lines(4)).import(&server, &[]);
@@ -260,7 +260,7 @@ fn a_refused_hash_is_dropped_and_the_user_imported() {
 }
 
 #[test]
-fn the_refusal_of_the_hash_of_a_user_without_a_hash_causes_no_loop() {
+fn a_hash_error_for_a_user_without_a_hash_causes_no_loop() {
     let server = MockServer::start(|_, request| {
         let refused = Err(("invalid_request", json!([{ "field": "password_hash", "code": "hash_too_costly" }])));
         results(&vec![refused; request.lines().len()])

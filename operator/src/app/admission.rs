@@ -35,8 +35,8 @@ pub(crate) fn admit_app(
     let claim = Claim::from_app(app);
     let quotas = &context.objects.quotas;
     let admitted = if decision == OwnershipDecision::Free {
-        let apps_ahead = context.objects.count_ahead_of(&claim);
-        quotas.admit_app(&validated.app_id, &claim.owner, &secret, size, apps_ahead)
+        let older_apps = context.objects.count_ahead_of(&claim);
+        quotas.admit_app(&validated.app_id, &claim.owner, &secret, size, older_apps)
     } else {
         // The quota of appIDs is not checked: the quota already counts this appID, or the platform team assigned the
         // appID.

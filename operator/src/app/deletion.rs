@@ -71,7 +71,7 @@ pub(crate) async fn delete_users(app: &App, context: &Context) -> Result<Action,
     report_progress(app, &app_id, Some(rendered.revision), progress, context).await
 }
 
-/// Deletes the document, the keys and the finalizer after the users were deleted. While requests of the App may still
+/// Deletes the document, the keys and the finalizer after the users were deleted. While requests to the App may still
 /// be running, deletes nothing and requeues the App.
 async fn finish(
     app: &App,

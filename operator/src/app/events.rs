@@ -1,5 +1,5 @@
-//! Records Kubernetes Events about the effects of a change of an App. A change that affects all Apps (for example, a
-//! change of the servers) causes no Event.
+//! Records Kubernetes Events about the effects of a change to an App. A change that affects all Apps (for example, a
+//! change to the servers) causes no Event.
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
@@ -32,10 +32,10 @@ pub(crate) async fn record_status_change(
     app: &App,
     old: &AppStatus,
     new: &AppStatus,
-    has_only_other_clients: bool,
+    differs_only_in_clients: bool,
 ) {
     let events = status_events(old, new).into_iter();
-    for event in events.filter(|event| !has_only_other_clients || event.reason != PROGRAMMED) {
+    for event in events.filter(|event| !differs_only_in_clients || event.reason != PROGRAMMED) {
         record(context, app, event).await;
     }
 }
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn each_change_of_an_app_is_recorded_once_and_a_change_of_a_pod_is_not() {
+    fn each_change_to_an_app_is_recorded_once_and_pod_changes_are_not() {
         let accepted = desired(ConditionType::Accepted, ConditionStatus::True, Reason::Accepted, "");
         let programmed = desired(ConditionType::Programmed, ConditionStatus::True, Reason::Programmed, "");
         let waiting = desired(ConditionType::Programmed, ConditionStatus::False, Reason::WaitingForServers, "pod a");

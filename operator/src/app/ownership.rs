@@ -123,8 +123,8 @@ impl ClaimValidity {
         if accepted.observed_generation.is_none() || accepted.observed_generation != app.metadata.generation {
             return Self::Pending;
         }
-        // A rejection whose reason concerns the appID or the keys does not make the claim invalid. `QuotaExceeded`
-        // makes it invalid, because an App over the quota must not block a free appID for others.
+        // A rejection because of the appID or the keys does not make the claim invalid. `QuotaExceeded` makes it
+        // invalid, because an App over the quota must not block a free appID for others.
         let invalidating = [Reason::InvalidSpec, Reason::TooLarge, Reason::QuotaExceeded].map(Reason::as_str);
         match accepted.status {
             ConditionStatus::True => Self::Valid,

@@ -29,7 +29,7 @@ pub(crate) struct Rendered {
     pub(crate) pages_host: Option<HostName>,
     /// How many of the App's clients are in the document. If not all clients fit, the newest are left out.
     pub(crate) client_count: usize,
-    /// The revision that the document would have without clients and the keys for their ID tokens.
+    /// The revision that the document would have without the clients and without the keys for their ID tokens.
     pub(crate) app_part: Revision,
 }
 

@@ -55,7 +55,7 @@ struct Rollout<'a> {
     client_count: usize,
     /// Whether each document that this reconcile has published differs only in its clients from the document that was
     /// published before it.
-    has_only_other_clients: bool,
+    differs_only_in_clients: bool,
 }
 
 /// Publishes the document and makes the next key transition, repeatedly, until no transition is due. Reports the
@@ -88,7 +88,7 @@ pub(crate) async fn roll_out(
         context,
         has_published: false,
         client_count: 0,
-        has_only_other_clients: false,
+        differs_only_in_clients: false,
     };
     let mut transitions = 0;
     let (revision, state) = loop {
@@ -150,7 +150,7 @@ pub(crate) async fn roll_out(
         outcome,
         requeue,
         published: rollout.has_published,
-        has_only_other_clients: rollout.has_only_other_clients,
+        differs_only_in_clients: rollout.differs_only_in_clients,
     })
 }
 
@@ -165,12 +165,12 @@ impl Rollout<'_> {
         self.client_count = rendered.client_count;
         let clients = client_rollout::Document { app, validated, rendered: &rendered };
         if is_published(context, owner, &rendered) {
-            clients.record_published(context);
+            clients.record_already_published(context);
             let state = context.monitor.expect_revision(owner.app_id, &rendered.revision);
             return Ok((rendered.revision, state));
         }
         // If only the Clients or the keys for their ID tokens have changed, the document waits until the rate limit for
-        // Clients allows it. Another document waits for the rate limiter of Apps, but only if it is the first of this
+        // Clients allows it. Any other document waits for the rate limiter of Apps, but only if it is the first of this
         // reconcile: a further document differs only in the App's own keys, and does not wait.
         let cause = clients.try_publish(context).map_err(Stop::Requeue)?;
         if cause == PublishCause::App && !self.has_published {
@@ -178,8 +178,8 @@ impl Rollout<'_> {
         }
         let before = clients.published_revision(context);
         publish(context, owner, &rendered).await?;
-        self.has_only_other_clients =
-            cause == PublishCause::Clients && (self.has_only_other_clients || !self.has_published);
+        self.differs_only_in_clients =
+            cause == PublishCause::Clients && (self.differs_only_in_clients || !self.has_published);
         self.has_published = true;
         clients.record_publish(before.as_ref(), context);
         context.monitor.expect_revision(owner.app_id, &rendered.revision);

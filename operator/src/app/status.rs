@@ -31,7 +31,7 @@ pub(crate) struct Reconciled {
     /// Whether the reconcile published a document.
     pub(crate) published: bool,
     /// Whether the published document differs only in its Clients from the previously published one.
-    pub(crate) has_only_other_clients: bool,
+    pub(crate) differs_only_in_clients: bool,
 }
 
 /// What the status reports about a reconcile.
@@ -49,7 +49,7 @@ pub(crate) struct Outcome {
     /// What the servers report about the revision. `None`: the App is not accepted, or its users are being deleted.
     pub(crate) rollout: Option<RolloutState>,
     /// The revisions that differ from `revision` only in the Clients of the App. A condition about one of these
-    /// revisions does not change while reports of servers are missing.
+    /// revisions does not change while reports from servers are missing.
     pub(crate) revisions_with_app_part: Vec<Revision>,
     /// The progress message, if the users are being deleted.
     pub(crate) deletion_progress: Option<String>,

@@ -12,7 +12,7 @@ use crate::{
     facts::FieldError,
 };
 
-/// The error type of the steps of a reconcile. It states what happens after the step that stopped it.
+/// The error type of the steps of a reconcile. It says what happens after a step has stopped the reconcile.
 #[derive(Debug)]
 pub(crate) enum Stop {
     /// The reconcile cannot continue now, and is repeated after this time.

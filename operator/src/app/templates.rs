@@ -1,4 +1,4 @@
-//! Checks an App's own mail templates by the servers' rules before they are published.
+//! Checks an App's own mail templates against the servers' rules before the templates are published.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ pub(crate) const MAX_CONFIG_MAP_BYTES: usize = 256 * 1024;
 /// names each key that is not a template, so the number of keys needs a bound.
 const MAX_CONFIG_MAP_KEYS: usize = 64;
 
-/// The templates that can be published, and the errors of the other templates.
+/// The templates that can be published, and the errors in the other templates.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct CheckedTemplates {
     pub(crate) valid: BTreeMap<String, String>,
@@ -91,7 +91,7 @@ mod tests {
         assert!(checked.errors[0].contains(reason), "{}", checked.errors[0]);
     }
 
-    /// A test of the server crate checks that servers accept and reject the same sample templates.
+    /// A test in the server crate checks that servers accept and reject the same sample templates.
     #[test]
     fn only_templates_that_servers_accept_are_published() {
         for (name, source) in sample_templates::valid_templates() {

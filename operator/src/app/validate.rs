@@ -33,7 +33,7 @@ mod secrets;
 mod tests;
 mod webhooks;
 
-/// The presets whose providers can report the groups of a user.
+/// The presets of providers that can report the groups of a user.
 const PRESETS_WITH_GROUPS: [&str; 4] = ["oidc", "oauth2", "gitlab", "microsoft"];
 
 /// A complete App: defaults are filled in, and references that cannot be used are left out.

@@ -14,11 +14,11 @@ use crate::{
 
 /// How many changes are handled per second. Each change causes at most one publish, and a few small requests.
 const RATE: u32 = 200;
-/// The maximum number of changes that can be handled at once after a pause.
+/// The maximum number of changes that do not wait after a pause.
 const BURST: u32 = 200;
-/// The minimum time between two reconciles of the same App, if changes of its Clients cause them.
+/// The minimum time between two reconciles that Clients trigger for the same App.
 const TRIGGER_INTERVAL: Duration = Duration::from_millis(500);
-/// If [`AppTriggers`] has entries of this many Apps, those without a recent trigger are dropped.
+/// If [`AppTriggers`] has this many entries, the entries of Apps without a recent trigger are dropped.
 const MAX_TRIGGERED_APPS: usize = 1024;
 
 /// Handles the changes until asked to stop.
@@ -76,7 +76,7 @@ impl ChangePacer {
 // === impl AppTriggers ===
 
 impl AppTriggers {
-    /// Queues an App because of a change of one of its Clients. If the last trigger was less than half a second ago,
+    /// Queues an App because one of its Clients has changed. If the last trigger was less than half a second ago,
     /// queues the App when half a second has passed since that trigger.
     pub(crate) fn trigger(&self, app: NamespacedName, queue: &ReconcileQueue) {
         match self.next(&app) {
@@ -92,7 +92,7 @@ impl AppTriggers {
         }
     }
 
-    /// Decides when the App is triggered because of one more change.
+    /// Decides when one more change to a Client triggers a reconcile of the App.
     fn next(&self, app: &NamespacedName) -> Trigger {
         let now = Instant::now();
         let mut times = self.0.lock();
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn further_changes_of_an_app_cause_only_one_later_reconcile() {
+    async fn further_changes_cause_only_one_later_reconcile_of_an_app() {
         let (queue, mut receivers) = ReconcileQueue::new();
         let triggers = AppTriggers::default();
         for _ in 0..10 {

@@ -1,4 +1,4 @@
-//! Records Kubernetes Events about Clients. A change that affects all Clients (for example, a change of the servers)
+//! Records Kubernetes Events about Clients. A change that affects all Clients (for example, a change to the servers)
 //! causes no Event.
 
 use kube::{
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn each_change_of_a_client_is_recorded_once_and_a_change_of_a_pod_is_not() {
+    fn each_change_to_a_client_is_recorded_once_and_pod_changes_are_not() {
         let reasons = |old: &StatusDigest, new: &ClientStatus| -> Vec<_> {
             status_events(old, new).into_iter().map(|event| event.reason).collect()
         };

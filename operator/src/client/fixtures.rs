@@ -1,4 +1,4 @@
-//! The App and the Clients of the tests.
+//! The App and the Clients for the tests.
 
 use k8s_openapi::ByteString;
 use latchkey_crds::{
@@ -82,7 +82,7 @@ pub(crate) fn validated() -> ValidatedApp {
     validate(&facts, &settings).unwrap()
 }
 
-/// Returns the Secret with the document of the App `identity/platform` with these clients.
+/// Returns the rendered Secret of the App `identity/platform`. Its document contains these clients.
 pub(crate) fn rendered_secret(clients: Vec<RenderedClient>) -> Value {
     let validated = ValidatedApp { clients, ..validated() };
     let keys = KeyDocument::first(&validated.app_id, SigningAlgorithm::ES256, OffsetDateTime::UNIX_EPOCH).unwrap();
@@ -97,7 +97,7 @@ pub(crate) fn rendered_secret(clients: Vec<RenderedClient>) -> Value {
     })
 }
 
-/// Records the document of the App `identity/platform` with these clients as published.
+/// Records that the published document of the App `identity/platform` contains these clients.
 pub(crate) fn record_document(context: &Context, clients: Vec<RenderedClient>) {
     let secret = serde_json::from_value(rendered_secret(clients)).unwrap();
     let published = PublishedApp::from_secret(&secret).unwrap();

@@ -129,8 +129,8 @@ pub(crate) async fn select_for_app(app: &App, app_id: &AppId, context: &Context)
     Ok(clients)
 }
 
-/// Returns the Clients that refer to the App from a granted namespace, the oldest first. Also returns the decisions
-/// about the Clients beyond the maximum, which are not considered. Clients without a grant are in neither list: their
+/// Returns the Clients that refer to the App from a granted namespace, the oldest first and up to the maximum. Also
+/// returns a decision about each Client beyond the maximum: it is not considered. Clients without a grant are in neither list: their
 /// own reconcile finds out that there is no grant.
 fn consider(app: &App, app_name: &NamespacedName, context: &Context) -> (Vec<Considered>, Vec<Decision>) {
     let objects = &context.objects;

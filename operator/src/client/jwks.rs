@@ -109,7 +109,8 @@ fn is_p256_key(x: &[u8], y: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    /// The public keys of RFC 7517, appendix A.1, and RFC 8037, appendix A.2.
+    // The keys below are the public keys of RFC 7517, appendix A.1, and RFC 8037, appendix A.2.
+
     fn p256() -> Value {
         json!({
             "kty": "EC", "crv": "P-256", "kid": "1",

@@ -1,8 +1,8 @@
 //! What the last reconcile of each App decided about its Clients, and which revisions of its document contain them.
 //!
 //! The revision of a document changes with every Client of the App. So a Client is served by every server if each
-//! server serves any of the revisions since the Client last changed. The same is true for the App's own part of the
-//! document: a change of a Client affects neither the conditions of the App nor those of other Clients.
+//! server serves any of the revisions since the Client last changed. The same applies to the App's own part of the
+//! document: a change to a Client affects neither the conditions of the App nor those of other Clients.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -29,7 +29,7 @@ const MAX_REVISIONS: usize = 16;
 /// The maximum number of revisions of an App that are remembered because a serving pod still serves the oldest of them.
 /// These are the revisions of two minutes. A pod with an older revision counts as behind.
 const MAX_REVISIONS_OF_LAGGING_POD: usize = 256;
-/// The minimum time between two publishes of the same App, if only changes of its Clients cause them.
+/// The minimum time between two publishes for the same App, if only its Clients have changed.
 const PUBLISH_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The decisions about the Clients of every App.
@@ -46,7 +46,7 @@ struct AppEntry {
     /// The revision that the document would have without Clients (it identifies the App's own part of the document),
     /// and the number of the first revision with this part.
     app_part: Option<(Revision, u64)>,
-    /// For each client in the last published document: the digest of the client as it is there, and the number of the
+    /// For each client in the last published document: the digest of the client in this document, and the number of the
     /// first revision that contains the client in this form.
     rendered: HashMap<UidDigest, (u64, u64)>,
     last_publish_for_clients: Option<Instant>,
@@ -155,8 +155,9 @@ impl ClientOutcomes {
         self.0.lock().remove(app);
     }
 
-    /// Returns `Ok` if a document can be published now that differs from the published one only in its Clients.
-    /// Otherwise returns the wait. A document with a changed part of the App itself can always be published.
+    /// Returns the cause of the publish if the document can be published now. If only the Clients have changed and the
+    /// last such publish was too recent, returns the wait as the error. A document with a changed part of the App
+    /// itself can always be published.
     ///
     /// `before` is the published revision, or `None` if it is not known.
     pub(crate) fn try_publish(
@@ -166,8 +167,8 @@ impl ClientOutcomes {
         app_part: &Revision,
     ) -> Result<PublishCause, Duration> {
         let mut entries = self.0.lock();
-        // If the App's own part is not known, the published document may have no Clients. In this case, its revision
-        // `before` is also the revision of the App's own part.
+        // `before` is the revision of the published document. If that document has no Clients, `before` is also the
+        // revision of the App's own part, which can be unknown.
         let known = entries.get(app).and_then(|entry| entry.app_part.as_ref()).map(|(part, _)| part);
         if known.or(before) != Some(app_part) {
             return Ok(PublishCause::App);
@@ -308,8 +309,7 @@ pub(crate) enum PublishCause {
 // === impl AppEntry ===
 
 impl AppEntry {
-    /// Returns `Ok` if a document in which only the Clients of the App changed can be published now, and otherwise the
-    /// wait.
+    /// Returns `Ok` if a document that differs only in its Clients can be published now. Otherwise returns the wait.
     fn try_publish(&mut self) -> Result<(), Duration> {
         let now = Instant::now();
         let next = self.last_publish_for_clients.map(|last| last + PUBLISH_INTERVAL);
@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn a_document_with_the_same_part_of_the_app_does_not_affect_the_app() {
+    fn a_document_with_an_unchanged_app_part_does_not_affect_the_app() {
         let outcomes = ClientOutcomes::default();
         publish(&outcomes, None, 1, 101, &[client("one", 1), client("two", 1)]);
         let clients = [client("one", 1)];
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn only_some_revisions_are_remembered() {
+    fn only_the_last_revisions_are_remembered() {
         let outcomes = ClientOutcomes::default();
         let one = client("one", 1);
         for number in 0..40 {
@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn the_revisions_since_that_of_a_lagging_pod_are_remembered() {
+    fn revisions_are_remembered_back_to_the_one_of_a_lagging_pod() {
         let outcomes = ClientOutcomes::default();
         let clients = [client("one", 1)];
         let remembered = |published: u16, reported: u16| {

@@ -1,6 +1,6 @@
 //! Removes clients from the published document of an App that is not accepted or cannot be decoded. The rest of the
-//! document stays as it was accepted last. A deleted Client, a withdrawn grant for a namespace, and hosted pages that
-//! are disabled take effect at once.
+//! document stays as it was accepted last. The deletion of a Client, the withdrawal of a grant for a namespace, and the
+//! disabling of hosted pages take effect immediately.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -53,10 +53,10 @@ pub(crate) async fn remove_ended_clients(app: &App, context: &Context) -> Result
     let now: HashMap<_, _> = selected.rendered.into_iter().map(|client| (client.uid.clone(), client)).collect();
     let kept = |client: &RenderedClient| keep(client, now.get(&client.uid)?, declared_method(client, context));
     let kept = document.clients.iter().filter_map(kept).collect();
-    if let Some(wait) = publish_with(&mut document, kept, &app_name, context).await? {
+    if let Some(wait) = publish_with_clients(&mut document, kept, &app_name, context).await? {
         return Ok(Some(context.now() + wait));
     }
-    let decisions = decisions_with(&document.clients, selected.decisions);
+    let decisions = drop_waiting(&document.clients, selected.decisions);
     let issuer = document.issuer.as_str();
     let changed = objects.client_outcomes.record_decisions(&app_name, issuer, decisions, |revisions| {
         programmed_state(&context.monitor.rollout_of_any(&app_id, revisions))
@@ -104,13 +104,13 @@ async fn prune_documents(app_name: &NamespacedName, context: &Context) -> Result
         // Clients that cannot be decoded.
         record_app_of_undecodable(&document.clients, app_name, context);
         let kept = document.clients.iter().filter(|client| exists(client, context)).cloned().collect();
-        repeat = publish_with(&mut document, kept, app_name, context).await?.or(repeat);
+        repeat = publish_with_clients(&mut document, kept, app_name, context).await?.or(repeat);
     }
     Ok(repeat)
 }
 
-/// For a Client of an App that cannot be decoded: whether no status reports the current generation of the Client yet. A
-/// Client that cannot be decoded itself does not wait for its App.
+/// Whether a Client waits for its App, which cannot be decoded: no status reports the current generation of the Client
+/// yet. A Client that cannot be decoded itself does not wait for its App.
 fn waits_for_app(client: &WatchedClient, context: &Context) -> bool {
     let generation = client.meta().generation.unwrap_or(0);
     client.decoded().is_some() && !watched_status(client, context).reports(generation)
@@ -123,9 +123,9 @@ fn exists(client: &RenderedClient, context: &Context) -> bool {
     watched.is_some_and(|watched| watched.uid == client.uid && !watched.is_being_deleted)
 }
 
-/// If the document does not have exactly these clients, replaces its clients and publishes it. Records the clients of
-/// the document. If the last publish for Clients was too recent, publishes nothing and returns the wait.
-async fn publish_with(
+/// If the document does not have exactly these clients, replaces its clients and publishes it. Records which clients
+/// the published document has. If the last publish for Clients was too recent, publishes nothing and returns the wait.
+async fn publish_with_clients(
     document: &mut RenderedApp,
     clients: Vec<RenderedClient>,
     app_name: &NamespacedName,
@@ -158,9 +158,9 @@ async fn publish_with(
     Ok(None)
 }
 
-/// Returns only the decisions about Clients that are refused, or that are served in their current generation. The other
-/// Clients are new or edited, and wait until the App is accepted.
-fn decisions_with(served: &[RenderedClient], decisions: Vec<Decision>) -> Vec<Decision> {
+/// Drops the decisions about new and edited Clients, which wait until the App is accepted. Keeps the decisions about
+/// Clients that are refused, or that are served in their current generation.
+fn drop_waiting(served: &[RenderedClient], decisions: Vec<Decision>) -> Vec<Decision> {
     let generations: HashMap<_, _> = served.iter().map(|client| (client.uid.as_str(), client.generation)).collect();
     let decide = |decision: Decision| {
         let served = generations.get(decision.uid.as_str());
@@ -178,7 +178,8 @@ fn keep(last: &RenderedClient, now: &RenderedClient, declared: Option<WebAuthent
     is_same.then(|| with_authentication(last.clone(), now.authentication.clone(), declared))
 }
 
-/// Returns how the current spec of a Client authenticates, or `None` if the Client is public or cannot be decoded.
+/// Returns how a Client authenticates according to its current spec, or `None` if the Client is public or cannot be
+/// decoded.
 fn declared_method(client: &RenderedClient, context: &Context) -> Option<WebAuthentication> {
     let name = NamespacedName::new(&client.namespace, &client.name);
     let watched = context.objects.clients.get(&name)?;
@@ -231,11 +232,11 @@ mod tests {
     }
 
     #[test]
-    fn while_the_app_is_rejected_only_unchanged_served_clients_and_refused_clients_are_decided() {
+    fn only_refused_and_unchanged_served_clients_are_decided_while_the_app_is_rejected() {
         let served = [client(1, "hash")];
         let other = RenderedClient { uid: "other".to_owned(), ..client(1, "hash") };
         let decided = |client, generation, refusal| {
-            let decisions = decisions_with(&served, vec![decision(client, generation, refusal)]);
+            let decisions = drop_waiting(&served, vec![decision(client, generation, refusal)]);
             decisions.first().map(|decision| decision.is_served)
         };
         assert_eq!(decided(&served[0], 1, None), Some(true));

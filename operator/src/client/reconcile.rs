@@ -1,6 +1,6 @@
 //! Reconciles one Client: writes its Secret and its status, as the reconcile of its App has decided.
 //!
-//! The reconcile of the App selects the Clients and publishes them. A change of a Client triggers both reconciles. If
+//! The reconcile of the App selects the Clients and publishes them. A change to a Client triggers both reconciles. If
 //! the App has not been reconciled with this generation of the Client yet, there is nothing to do: the reconcile of the
 //! App will queue the Client again.
 
@@ -49,11 +49,11 @@ pub(crate) async fn reconcile(watched: Arc<WatchedClient>, context: Arc<Context>
     }
     let app_name = app_name(client);
     let Some(app) = context.objects.app_of(client) else {
-        return report(&watched, &refused(refusal_without_app(client)), &context).await;
+        return report(&watched, &refusal_report(refusal_without_app(client)), &context).await;
     };
     match &app.0 {
         Ok(app) if is_ending(app) || !context.objects.grants_clients(app, &client.namespace().unwrap_or_default()) => {
-            return report(&watched, &refused(refusal_without_app(client)), &context).await;
+            return report(&watched, &refusal_report(refusal_without_app(client)), &context).await;
         }
         Ok(_) => {}
         Err(_) => return report_of_undecodable_app(&watched, client, &app_name, &context).await,
@@ -63,7 +63,7 @@ pub(crate) async fn reconcile(watched: Arc<WatchedClient>, context: Arc<Context>
     match outcome.filter(|outcome| outcome.generation == generation) {
         Some(outcome) => report_outcome(&watched, client, &app_name, &outcome, &context).await,
         None if context.objects.client_outcomes.is_app_rejected(&app_name) => {
-            report(&watched, &waiting_for_app(client), &context).await
+            report(&watched, &waiting_report(client), &context).await
         }
         None => Ok(Action::await_change()),
     }
@@ -87,14 +87,14 @@ async fn report_of_undecodable_app(
     }
     let uid = client.uid().unwrap_or_default();
     if client.is_in_app_namespace() || context.objects.client_outcomes.is_served(app, &uid) {
-        return report(watched, &waiting_for_app(client), context).await;
+        return report(watched, &waiting_report(client), context).await;
     }
     if has_unknown_clients(app, context) {
         // The reconcile of the App must read the document first. It then queues the Client.
         return Ok(Action::await_change());
     }
     // What the App grants cannot be read, and another namespace must not learn that the App exists.
-    report(watched, &refused(refusal_without_app(client)), context).await
+    report(watched, &refusal_report(refusal_without_app(client)), context).await
 }
 
 /// Reports in the Client's status that its reconcile panicked. The servers still serve what was published before.
@@ -104,7 +104,7 @@ pub(crate) async fn report_panic(
     panicked: Panicked,
 ) -> Result<(), Error> {
     let error = FieldError::new(Reason::InternalError, "", panicked.message());
-    report(&watched, &refused(error), &context).await.map(drop)
+    report(&watched, &refusal_report(error), &context).await.map(drop)
 }
 
 /// Updates the Secret of a Client that is accepted or still served as it was accepted last, and reports the outcome.
@@ -169,7 +169,7 @@ async fn report_undecodable(watched: &WatchedClient, error: &str, context: &Cont
     let old: ClientStatus =
         object.data.get("status").and_then(|status| serde_json::from_value(status.clone()).ok()).unwrap_or_default();
     let error = FieldError::new(Reason::InvalidSpec, "", undecodable::message::<Client>(&object, error));
-    let mut report = refused(error);
+    let mut report = refusal_report(error);
     report.programmed = not_programmed(old.client_id.is_some());
     let digest = StatusDigest::of(&old);
     let generation = object.metadata.generation.unwrap_or(0);
@@ -192,7 +192,8 @@ async fn report(watched: &WatchedClient, report: &ClientReport, context: &Contex
         context.client_rate_limiter.cancel(&limiter_key);
         return Ok(Action::await_change());
     }
-    // The result of an edit of the Client itself does not wait for the rate limiter: somebody may be waiting for it.
+    // A status that reports an edit to the Client itself does not wait for the rate limiter: somebody may be waiting
+    // for the status.
     if old.reports(generation)
         && let Err(wait) = context.client_rate_limiter.try_acquire(&limiter_key)
     {
@@ -224,7 +225,7 @@ fn outcome_report(client: &Client, outcome: &ClientOutcome, old: StatusDigest) -
     let is_named = outcome.refusal.is_none() || outcome.is_served;
     let base = match &outcome.refusal {
         Some(refusal) => {
-            let mut report = refused((**refusal).clone());
+            let mut report = refusal_report((**refusal).clone());
             report.programmed = not_programmed(outcome.is_served);
             report
         }
@@ -246,7 +247,7 @@ fn outcome_report(client: &Client, outcome: &ClientOutcome, old: StatusDigest) -
 }
 
 /// Returns what to report about a Client that is not accepted, and not served.
-fn refused(refusal: FieldError) -> ClientReport {
+fn refusal_report(refusal: FieldError) -> ClientReport {
     let message = with_field(&refusal.field, &refusal.message);
     ClientReport {
         client_id: None,
@@ -259,7 +260,7 @@ fn refused(refusal: FieldError) -> ClientReport {
 }
 
 /// Returns what to report about a Client of an App that is not accepted itself.
-fn waiting_for_app(client: &Client) -> ClientReport {
+fn waiting_report(client: &Client) -> ClientReport {
     let message = format!("App {} is not accepted; see its conditions", client.spec.app_ref.name);
     let pending = |type_| DesiredCondition::new(type_, ConditionStatus::Unknown, Reason::Pending, message.clone());
     ClientReport {

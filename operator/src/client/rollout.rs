@@ -58,7 +58,7 @@ impl Document<'_> {
     /// Returns whether this document is published because of the App or only because of its Clients. If only the
     /// Clients changed and the last such publish was too recent, returns the wait as the error.
     pub(crate) fn try_publish(&self, context: &Context) -> Result<PublishCause, Duration> {
-        if !self.concerns_clients(context) {
+        if !self.involves_clients(context) {
             return Ok(PublishCause::App);
         }
         let before = self.published_revision(context);
@@ -73,13 +73,13 @@ impl Document<'_> {
     }
 
     /// Records that this document is already published.
-    pub(crate) fn record_published(&self, context: &Context) {
+    pub(crate) fn record_already_published(&self, context: &Context) {
         self.record_publish(Some(&self.rendered.revision), context);
     }
 
     /// Records that this document was published. `before` is the revision that was published before.
     pub(crate) fn record_publish(&self, before: Option<&Revision>, context: &Context) {
-        if !self.concerns_clients(context) {
+        if !self.involves_clients(context) {
             return;
         }
         let Rendered { revision, app_part, .. } = self.rendered;
@@ -89,7 +89,7 @@ impl Document<'_> {
     }
 
     /// Whether this document or an earlier one has clients, or keys for their ID tokens.
-    fn concerns_clients(&self, context: &Context) -> bool {
+    fn involves_clients(&self, context: &Context) -> bool {
         self.rendered.revision != self.rendered.app_part || context.objects.client_outcomes.has_app(&self.app_name())
     }
 

@@ -4,8 +4,8 @@
 //! Everything that a rotation needs is in this one Secret: the new value, the hash of the previous value with the time
 //! at which it ends, and the request that was fulfilled. If the operator ends before the write, the next operator
 //! repeats the rotation. If the operator ends after the write, the next operator sees that the request is fulfilled. In
-//! both cases the next operator publishes the hashes that the Secret then has. A PUT of the first operator that arrives
-//! late fails, because the version has changed.
+//! both cases the next operator publishes the hashes that the Secret then has. A late PUT from the first operator
+//! fails, because the version has changed.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,8 @@ use crate::{
     watch::{ClientSecretState, KnownSecret, NamespacedName},
 };
 
-/// How often a write is repeated because somebody else has written the Secret in the meantime.
+/// The maximum number of attempts to write the Secret. A write is repeated if somebody else has written the Secret in
+/// the meantime.
 const MAX_ATTEMPTS: usize = 3;
 
 /// The outcome of a reconcile for the Secret of a Client.

@@ -75,9 +75,9 @@ pub(crate) struct SecretState {
 }
 
 /// Computes the next state of a Client's Secret. `stored` is `None` if the Secret does not exist. `new_secret` returns
-/// a new client secret; it is called at most once. A missing or invalid client secret is replaced, and the former value
-/// no longer works. If the Client already has the rotation annotation when its Secret is created, the value counts as
-/// handled.
+/// a new client secret; it is called at most once. A missing or invalid client secret is replaced, and the previous
+/// value no longer works. If the Client already has the rotation annotation when its Secret is created, the
+/// annotation counts as handled.
 pub(crate) fn advance(
     stored: Option<&SecretContents>,
     desired: &DesiredSecret<'_>,
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn without_an_overlap_the_previous_secret_ends_at_once() {
+    fn the_previous_secret_ends_immediately_without_an_overlap() {
         let state = next(Some(&created()), Some("1"), 0, NOW, "b");
         assert_eq!(state.hashes.previous, None);
         assert!(!state.write.unwrap().annotations.contains_key(PREVIOUS_SECRET_ANNOTATION));
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn after_the_secret_is_deleted_only_a_new_value_works() {
+    fn only_a_new_value_works_after_the_secret_is_deleted() {
         let state = next(None, Some("1"), DAY, NOW, "b");
         assert_eq!(state.hashes, SecretHashes { current: sha256(&secret("b")), previous: None });
     }

@@ -192,7 +192,7 @@ pub(crate) fn not_programmed(is_served: bool) -> DesiredCondition {
     DesiredCondition::new(ConditionType::Programmed, ConditionStatus::Unknown, Reason::Pending, message)
 }
 
-/// Returns the condition `Programmed` of an accepted Client. If reports of servers are missing, the condition stays
+/// Returns the condition `Programmed` of an accepted Client. If reports from servers are missing, the condition stays
 /// `True` if it was `True` before.
 pub(crate) fn programmed(state: &Programmed, old: &StatusDigest, generation: i64) -> DesiredCondition {
     let programmed =
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reasons_of_servers_are_not_quoted() {
+    fn rejection_reasons_from_servers_are_not_quoted() {
         let rejected = RolloutState::Rejected { pod: "server-1".to_owned(), reason: "hush".to_owned() };
         let condition = programmed(&programmed_state(&rejected), &StatusDigest::default(), 1);
         assert_eq!((condition.status, condition.reason), (ConditionStatus::False, Reason::RefusedByServer));

@@ -36,7 +36,7 @@ pub(crate) struct ClientPolicy {
     pub(super) has_pages: bool,
 }
 
-/// The hashes of the secrets, or the public keys, of a Client, as they were looked up. The Secrets and ConfigMaps
+/// The looked-up credentials of a Client: the hashes of its secrets, or its public keys. The Secrets and ConfigMaps
 /// themselves are not kept, because those of all Clients of one App can have hundreds of MiB together.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Credentials {

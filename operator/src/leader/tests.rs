@@ -137,7 +137,7 @@ impl MockLeaseApi {
     }
 }
 
-async fn acquired(leases: &MockLeaseApi, identity: &str) -> HeldLease {
+async fn acquire_as(leases: &MockLeaseApi, identity: &str) -> HeldLease {
     acquire(leases.client(), options(identity)).await
 }
 
@@ -177,7 +177,7 @@ async fn the_lease_of_a_silent_holder_can_be_taken_after_its_duration() {
     // The times in the Lease are years old. This has no effect, because clocks are not compared.
     let leases = MockLeaseApi::held_by("gone");
     let began = Instant::now();
-    let held = acquired(&leases, "a").await;
+    let held = acquire_as(&leases, "a").await;
     assert!((15..20).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
     assert!(held.fence().is_open());
     assert_eq!((leases.holder().as_str(), &leases.spec()["leaseTransitions"]), ("a", &json!(5)));
@@ -199,7 +199,7 @@ async fn a_holder_that_renews_keeps_the_lease_whatever_its_clock_says() {
 #[tokio::test(start_paused = true)]
 async fn a_released_lease_is_taken_within_three_seconds() {
     let leases = MockLeaseApi::default();
-    let held = acquired(&leases, "a").await;
+    let held = acquire_as(&leases, "a").await;
     let waiting = tokio::spawn(acquire(leases.client(), options("b")));
     tokio::time::sleep(seconds(60)).await;
     assert!(!waiting.is_finished());
@@ -233,7 +233,7 @@ async fn a_lease_is_released_despite_a_concurrent_renewal() {
 #[tokio::test(start_paused = true)]
 async fn a_lease_of_another_holder_is_not_released() {
     let leases = MockLeaseApi::default();
-    let held = acquired(&leases, "a").await;
+    let held = acquire_as(&leases, "a").await;
     leases.write_as("b", "2020-01-01T00:00:00.000000Z");
     held.release().await;
     assert_eq!(leases.holder(), "b");
@@ -243,7 +243,7 @@ async fn a_lease_of_another_holder_is_not_released() {
 async fn a_lease_of_the_previous_process_in_the_same_pod_is_taken_immediately() {
     let leases = MockLeaseApi::held_by("a");
     let began = Instant::now();
-    let held = acquired(&leases, "a").await;
+    let held = acquire_as(&leases, "a").await;
     assert!(held.fence().is_open() && began.elapsed() < seconds(1));
     assert_eq!(leases.spec()["leaseTransitions"], 4, "it stays with its holder");
 }
@@ -251,7 +251,7 @@ async fn a_lease_of_the_previous_process_in_the_same_pod_is_taken_immediately() 
 #[tokio::test(start_paused = true)]
 async fn a_holder_renews_and_nothing_else_is_written() {
     let leases = MockLeaseApi::default();
-    let mut held = acquired(&leases, "a").await;
+    let mut held = acquire_as(&leases, "a").await;
     assert!(timeout(seconds(600), held.lost()).await.is_err());
     assert!(held.fence().is_open());
     assert!((290..=301).contains(&leases.writes()), "every 2 s: {}", leases.writes());
@@ -263,7 +263,7 @@ async fn a_holder_renews_and_nothing_else_is_written() {
 async fn a_holder_without_renewals_stops_writing_after_the_deadline() {
     for fault in [Fault::Error, Fault::Hang, Fault::ResponseLost] {
         let leases = MockLeaseApi::default();
-        let mut held = acquired(&leases, "a").await;
+        let mut held = acquire_as(&leases, "a").await;
         tokio::time::sleep(seconds(60)).await;
         leases.set_fault(fault);
         let began = Instant::now();
@@ -277,7 +277,7 @@ async fn a_holder_without_renewals_stops_writing_after_the_deadline() {
 async fn a_temporary_fault_does_not_lose_the_lease() {
     for fault in [Fault::Error, Fault::Hang, Fault::ResponseLost] {
         let leases = MockLeaseApi::default();
-        let mut held = acquired(&leases, "a").await;
+        let mut held = acquire_as(&leases, "a").await;
         leases.set_fault(fault);
         tokio::time::sleep(seconds(5)).await;
         leases.set_fault(Fault::None);
@@ -289,7 +289,7 @@ async fn a_temporary_fault_does_not_lose_the_lease() {
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_somebody_edits_or_deletes_is_kept() {
     let leases = MockLeaseApi::default();
-    let mut held = acquired(&leases, "a").await;
+    let mut held = acquire_as(&leases, "a").await;
     leases.write_as("a", "2020-01-01T00:00:00.000000Z");
     assert!(timeout(seconds(30), held.lost()).await.is_err());
     leases.delete();
@@ -300,7 +300,7 @@ async fn a_lease_that_somebody_edits_or_deletes_is_kept() {
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_another_replica_takes_is_lost_at_the_next_renewal() {
     let leases = MockLeaseApi::default();
-    let mut held = acquired(&leases, "a").await;
+    let mut held = acquire_as(&leases, "a").await;
     leases.write_as("b", "2020-01-01T00:00:00.000000Z");
     let (began, writes) = (Instant::now(), leases.writes());
     assert_eq!(held.lost().await, LostReason::Taken);
@@ -311,7 +311,7 @@ async fn a_lease_that_another_replica_takes_is_lost_at_the_next_renewal() {
 #[tokio::test(start_paused = true)]
 async fn a_paused_holder_writes_nothing() {
     let leases = MockLeaseApi::default();
-    let mut held = acquired(&leases, "a").await;
+    let mut held = acquire_as(&leases, "a").await;
     let fence = held.fence();
     // Time passes while no task of this process runs.
     advance(seconds(11)).await;
@@ -323,7 +323,7 @@ async fn a_paused_holder_writes_nothing() {
 #[tokio::test(start_paused = true)]
 async fn two_replicas_never_write_at_the_same_time() {
     let leases = MockLeaseApi::default();
-    let first = acquired(&leases, "a").await;
+    let first = acquire_as(&leases, "a").await;
     let fence = first.fence();
     let waiting = tokio::spawn(acquire(leases.client(), options("b")));
     tokio::time::sleep(seconds(30)).await;
@@ -334,9 +334,9 @@ async fn two_replicas_never_write_at_the_same_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_the_lease_nothing_is_written_and_everything_can_be_read() {
+async fn only_reads_are_sent_without_the_lease() {
     let leases = MockLeaseApi::default();
-    let held = acquired(&leases, "a").await;
+    let held = acquire_as(&leases, "a").await;
     let sent = tower::service_fn(|request: Request<()>| async move { Ok::<_, BoxError>(request.method().clone()) });
     let service = FenceLayer::new(held.fence()).layer(sent);
     let send = |method: &Method| {

@@ -25,7 +25,7 @@ pub(super) fn config_map_values(object: &Value) -> Result<ConfigMapValues, Vec<W
     if wrong.is_empty() { Ok(ConfigMapValues { text, binary }) } else { Err(wrong) }
 }
 
-/// Returns the bytes of a map whose values are base64, by key.
+/// Returns the decoded values of a map with base64 values, by key.
 fn base64_entries(object: &Value, field: &str, advice: &str, wrong: &mut Vec<WrongField>) -> Vec<(String, Vec<u8>)> {
     let mut found = Vec::new();
     for (key, text) in string_entries(object, field, wrong) {

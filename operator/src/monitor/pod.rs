@@ -109,15 +109,15 @@ impl Pods {
         self.by_uid.values().filter(|pod| pod.is_serving)
     }
 
-    /// Returns the pod of a stream, or `None` for an old stream, because the pod with this uid can have another IP
+    /// Returns the pod of a stream, or `None` if the stream was cancelled: the pod with this uid may have another IP
     /// address now.
     pub(super) fn pod_of_stream(&mut self, uid: &str, stream: &CancellationToken) -> Option<&mut Pod> {
         if stream.is_cancelled() { None } else { self.by_uid.get_mut(uid) }
     }
 
-    /// Returns the worst findings of all serving pods on those Providers for which the worst finding may change,
-    /// because a pod is removed, or starts or stops serving. If such a pod has just sent a hello, returns the worst
-    /// findings before the hello.
+    /// Called before pods are removed, or start or stop serving. Returns the worst findings of all serving pods on each
+    /// Provider for which one of the changing pods has a finding. If such a pod has just sent a hello, the result has
+    /// the worst findings before the hello.
     pub(super) fn findings_before_change(&self, endpoints: &HashMap<String, PodEndpoint>) -> OverallFindings {
         let stays = |uid: &String, pod: &Pod| {
             endpoints
@@ -146,7 +146,7 @@ impl Pods {
         worst
     }
 
-    /// Returns the webhook states of every App for which one of these pods reports webhook states.
+    /// Returns the webhook states of every App for which one of the selected pods reports webhook states.
     pub(super) fn webhooks_of_pods(
         &self,
         is_selected: impl Fn(&String, &Pod) -> bool,

@@ -19,7 +19,7 @@ use super::{
         AppReport, FINDINGS, LINE_TIMEOUT, OverallFindings, Pod, PodReport, Pods, ProviderKey, RejectedRevision,
         SILENCE_TIMEOUT, WebhookStates, revision_bytes, webhook_states,
     },
-    rollout::{ExpectedRevision, RolloutState, if_decided, shorten},
+    rollout::{ExpectedRevision, RolloutState, clone_if_decided, shorten},
 };
 
 /// The maximum number of Apps that a server can report. A server that reports more is broken, so its stream is closed.
@@ -36,7 +36,7 @@ pub(crate) enum MonitorEvent {
     /// The highest format that all servers support has changed. So the servers may now be too old for some Apps, or no
     /// longer too old for them.
     AllApps,
-    /// What the servers found when they checked this Provider has changed.
+    /// The servers' finding on this Provider has changed.
     Provider { namespace: String, name: String },
 }
 
@@ -46,7 +46,7 @@ pub(super) struct PodStates {
     expected: HashMap<AppId, ExpectedRevision>,
     /// When the EndpointSlices were first read.
     read_at: Option<Instant>,
-    /// Since when there has been no serving pod.
+    /// The time since which there has been no serving pod.
     no_serving_pod_since: Option<Instant>,
     /// The highest format that all serving pods supported when [`MonitorEvent::AllApps`] was last sent, or at the
     /// start.
@@ -95,7 +95,7 @@ impl PodStates {
     pub(super) fn expect_revision(&mut self, app: &AppId, revision: &Revision) -> RolloutState {
         let Some(revision) = revision_bytes(revision) else { return RolloutState::Undecided { pods: Vec::new() } };
         let state = self.pods.rollout(app, &revision);
-        self.expected.insert(app.clone(), ExpectedRevision { revision, last_reported: if_decided(&state) });
+        self.expected.insert(app.clone(), ExpectedRevision { revision, last_reported: clone_if_decided(&state) });
         state
     }
 

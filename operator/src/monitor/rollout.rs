@@ -41,7 +41,7 @@ impl ExpectedRevision {
     /// Returns the App if its rollout state differs from `last_reported`, so that the App must be reconciled. An
     /// undecided state is not a change.
     pub(super) fn update<'a>(&mut self, pods: &Pods, app: &'a AppId) -> Option<&'a AppId> {
-        let now = if_decided(&pods.rollout(app, &self.revision))?;
+        let now = clone_if_decided(&pods.rollout(app, &self.revision))?;
         if self.last_reported.as_ref().is_some_and(|last| is_same(last, &now)) {
             return None;
         }
@@ -123,7 +123,7 @@ pub(super) fn shorten(pods: &[&str]) -> Vec<String> {
     named
 }
 
-pub(super) fn if_decided(state: &RolloutState) -> Option<RolloutState> {
+pub(super) fn clone_if_decided(state: &RolloutState) -> Option<RolloutState> {
     (!matches!(state, RolloutState::Undecided { .. })).then(|| state.clone())
 }
 

@@ -494,7 +494,7 @@ async fn a_pod_at_another_address_reports_again_and_its_old_stream_is_ignored() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_15_s_without_a_serving_pod_the_state_is_no_servers_until_one_appears() {
+async fn the_state_is_no_servers_after_15_s_without_a_serving_pod_until_one_appears() {
     let (mut mock, _streams) = MockPods::serving(&[1]).await;
     mock.set_pods(&[], &[1]);
     advance_seconds(14, &[]).await;
@@ -732,7 +732,7 @@ fn the_time_to_check_all_apps_is_linear_in_their_number() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_provider_is_notified_when_the_worst_finding_changes() {
+async fn a_provider_is_reconciled_when_the_worst_finding_changes() {
     let (mut mock, streams) = MockPods::serving(&[1, 2]).await;
     assert_eq!(mock.finding(), None);
     for (pod, reason, worst, events) in [

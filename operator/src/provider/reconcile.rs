@@ -55,7 +55,8 @@ pub(crate) async fn reconcile(
     if is_same_except_times(&old, &new) {
         return Ok(Action::requeue(RESYNC));
     }
-    // The result of an edit of the Provider itself does not wait for the rate limiter: somebody may be waiting for it.
+    // A status that reports an edit to the Provider itself does not wait for the rate limiter: somebody may be waiting
+    // for the status.
     if old.observed_generation == Some(generation)
         && let Err(wait) = context.rate_limiter.try_acquire(&format!("Provider {namespace}/{name}"))
     {

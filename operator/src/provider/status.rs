@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_that_have_just_started_change_nothing() {
+    fn servers_that_have_just_started_do_not_change_the_status() {
         let none = ProviderStatus::default();
         for finding in [Reason::Reachable, Reason::DiscoveryFailed] {
             let before = status(&validated(None), &none, Some(finding), 1, NOW);

@@ -69,7 +69,7 @@ fn apps_that_are_admitted_before_the_watch_reports_them_do_not_exceed_the_quota_
 #[test]
 fn older_apps_have_precedence() {
     let quotas = Quotas::new(LIMITS);
-    let admitted = |ahead| quotas.admit_app(&id("a"), &owner("shop", "a"), &secret("a"), size(1, 0), ahead);
+    let admitted = |older_apps| quotas.admit_app(&id("a"), &owner("shop", "a"), &secret("a"), size(1, 0), older_apps);
     assert_eq!(admitted(3).unwrap_err().exceeded, QuotaExceeded::Apps(3));
     assert!(admitted(2).is_ok());
 }

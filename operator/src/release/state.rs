@@ -13,8 +13,8 @@ use tokio::{
     time::Instant,
 };
 
-/// Which appIDs are being released, and the locks that prevent a reconcile from running during a step of a release of
-/// the same appID.
+/// Which appIDs are being released, and a lock for each appID. The lock prevents a reconcile of an App from running
+/// during a step of a release of the same appID.
 #[derive(Default)]
 pub(crate) struct Releases {
     /// Reconciles share the lock of an appID. The steps of a release lock it exclusively.

@@ -56,8 +56,8 @@ fn keys() -> Value {
     })
 }
 
-/// Runs the release of the appID `shop`, whose key Secret names the App `shop/store`. The script must contain every
-/// call that the release sends to the API server.
+/// Runs the release of the appID `shop`. Its key Secret names the App `shop/store`. The script must contain every call
+/// that the release sends to the API server.
 async fn run_release(script: &MockApi, stored: Option<Value>) -> ReleaseOutcome {
     let (context, mut apps) = context(script.client());
     apps.apply_watcher_event(&Event::Init);
@@ -86,7 +86,7 @@ async fn keys_of_an_existing_app_are_not_deleted() {
 }
 
 #[tokio::test]
-async fn without_a_serving_pod_nothing_is_written() {
+async fn nothing_is_written_without_a_serving_pod() {
     let with_deleted_app =
         MockApi::default()
             .expect(Method::GET, KEYS, |_| (StatusCode::OK, keys()))
@@ -167,7 +167,7 @@ async fn a_step_of_a_release_and_a_reconcile_of_its_app_id_do_not_overlap() {
 }
 
 #[test]
-fn during_a_release_no_other_release_of_the_app_id_begins_and_its_document_is_no_orphan() {
+fn an_app_id_has_one_release_at_a_time_and_the_document_of_a_release_is_no_orphan() {
     let releases = Releases::default();
     let guard = releases.try_begin(&shop()).unwrap();
     assert!(releases.try_begin(&shop()).is_none() && !releases.is_asking_servers(&shop()));

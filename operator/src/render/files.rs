@@ -85,7 +85,7 @@ pub(crate) fn read_document(folder: &Path, app_id: &AppId) -> Option<RenderedApp
 
 /// Removes the documents of all appIDs except `owned`, and returns the appIDs of the removed documents. Other files
 /// stay.
-pub(crate) fn remove_others(folder: &Path, owned: &BTreeSet<AppId>) -> io::Result<Vec<AppId>> {
+pub(crate) fn remove_other_documents(folder: &Path, owned: &BTreeSet<AppId>) -> io::Result<Vec<AppId>> {
     let mut removed = Vec::new();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();

@@ -146,7 +146,7 @@ impl Renderer {
         if let Some(to) = self.folder_to_write(self.args.to.as_deref())
             && !manifests.incomplete
         {
-            for app_id in files::remove_others(to, &owned)? {
+            for app_id in files::remove_other_documents(to, &owned)? {
                 summary.apps.push(format!("{app_id}: removed"));
             }
         }

@@ -20,8 +20,8 @@ use super::keys::{KeySet, KeySetError};
 /// How long keys are used without another fetch. Tokens that were signed with a removed key are rejected after at most
 /// this time. But while the API server is unavailable, the cached keys stay in use for longer.
 const CACHE_TTL: Duration = Duration::from_secs(300);
-/// The minimum time between two fetches because of unknown key ids. Without it, anybody could cause many fetches with
-/// invented key ids.
+/// The minimum time between two fetches if their only reason is an unknown key id. Without it, anybody could cause many
+/// fetches with invented key ids.
 const UNKNOWN_KEY_INTERVAL: Duration = Duration::from_secs(60);
 /// The minimum time between a failed fetch and the next fetch if there are cached keys.
 const RETRY_DELAY: Duration = Duration::from_secs(30);
@@ -52,7 +52,7 @@ struct CachedKeys {
 
 #[derive(Default)]
 struct FetchLimiter {
-    /// The time of the last fetch whose only reason was an unknown key id.
+    /// When keys were last fetched only because of an unknown key id.
     last_unknown: Option<Instant>,
     /// The time of the last fetch if it failed. `None`: the last fetch succeeded.
     last_failure: Option<Instant>,
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_any_keys_no_token_can_be_verified() {
+    async fn no_token_can_be_verified_without_any_keys() {
         let fixture = Fixture::new(None);
         assert_eq!(fixture.look_up("a", 0).await, (None, 1));
         assert_eq!(fixture.look_up("a", 1).await, (None, 1));

@@ -10,8 +10,8 @@ use std::{
 use latchkey_crds::{rendered::Revision, types::AppId};
 use tracing::warn;
 
-/// The name of the file that marks the cached documents as a complete set. The file is missing if the first list of the
-/// documents was interrupted.
+/// The name of the file that marks the cached documents as a complete set. The file is missing if the first listing of
+/// the documents was interrupted.
 const COMPLETE_MARKER: &str = "complete";
 const EXTENSION: &str = "app";
 

@@ -35,7 +35,7 @@ pub struct WatchGuard {
     _watcher: Option<RecommendedWatcher>,
 }
 
-/// The signal that a file of the directory may have changed.
+/// The signal that a file in the directory may have changed.
 struct ChangeSignal;
 
 /// Identifies a version of a file without reading it.

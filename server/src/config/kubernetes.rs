@@ -87,9 +87,9 @@ struct SecretWatcher<T> {
     last_failure: Option<(Instant, ListWatchError)>,
 }
 
-/// Watches the Secrets until the returned value is dropped. A separate thread does this, so that thousands of documents
-/// delay no request. `on_result` is called with `Ok` after all Secrets were read, and with the reason after each
-/// failure.
+/// Watches the Secrets until the returned value is dropped. This happens in a separate thread, so that thousands of
+/// documents do not delay requests. `on_result` is called with `Ok` after all Secrets were read, and with the reason
+/// after each failure.
 pub fn watch<T>(config: kube::Config, namespace: &str, apps: Arc<Apps>, on_result: T) -> Result<WatchGuard, WatchError>
 where
     T: FnMut(Result<(), String>) + Send + 'static,
@@ -250,8 +250,8 @@ fn document_of(secret: &Secret) -> Option<&[u8]> {
 // === impl ListWatchError ===
 
 impl ListWatchError {
-    /// Whether the watch cannot continue, because the API server does not have the resourceVersion (410: too old, 400
-    /// or 504: in the future) or has sent none.
+    /// Whether a new list is needed. The watch cannot continue if the API server does not have the resourceVersion
+    /// (410: too old, 400 or 504: in the future) or has sent none.
     fn needs_new_list(&self) -> bool {
         matches!(self, Self::Refused { code: 400 | 410 | 504, .. } | Self::NoResourceVersion)
     }

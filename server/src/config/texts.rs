@@ -54,7 +54,7 @@ impl SharedTexts {
 // === impl KnownTexts ===
 
 impl KnownTexts {
-    /// Removes the entries of freed texts. The next sweep happens when the remaining entries have doubled, so the
+    /// Removes the entries of freed texts. The next sweep happens when the number of entries has doubled, so the
     /// amortized cost per text is constant.
     fn sweep(&mut self) {
         self.texts.retain(|_, same_hash| {

@@ -52,8 +52,8 @@ impl App {
         let keys = AppKeys::new(&doc)?;
         let password = PasswordSettings::new(&doc.password)?;
         let webhooks = doc.webhooks.iter().map(Webhook::new).collect::<Result<_, _>>()?;
-        // The pages and the clients are moved out of the document, because two copies of them for 10,000 Apps would need
-        // much memory.
+        // The pages and the clients are moved out of the document, because a second copy of them would need much memory
+        // for 10,000 Apps.
         let pages = doc.pages.take().map(|pages| Box::new(PagesSettings::new(*pages)));
         // Clients need the pages, on which users log in.
         let rendered = std::mem::take(&mut doc.clients);
@@ -89,7 +89,7 @@ impl App {
         self.clients.iter().find(|client| *client.uid == *uid)
     }
 
-    /// Whether the App is an OpenID provider: it has hosted pages and at least one client.
+    /// Whether the App has at least one client, and so is an OpenID provider. Only an App with hosted pages has clients.
     pub fn has_clients(&self) -> bool {
         !self.clients.is_empty()
     }
@@ -105,9 +105,10 @@ impl App {
         self.pages.as_ref()?.host.as_ref()
     }
 
-    /// Whether group memberships from this source count. `source` is empty for memberships that administrators added:
-    /// these always count. Otherwise `source` is the name of a Provider, whose memberships count only if the App takes
-    /// over its groups. Providers can be removed, renamed or lose `groups` after they have reported a group.
+    /// Whether the App counts group memberships from this source. `source` is empty for memberships that administrators
+    /// added: these always count. Otherwise `source` is the name of a Provider. Memberships from a Provider count
+    /// only while the App takes over groups from it: a Provider that has reported groups can later be removed or
+    /// renamed, or lose `groups`.
     pub fn takes_groups_from(&self, source: &str) -> bool {
         let mut providers = self.doc.providers.iter();
         source.is_empty() || providers.any(|provider| provider.name.as_str() == source && provider.groups.is_some())

@@ -108,7 +108,7 @@ pub enum RefusalKind {
 pub struct Event {
     pub id: Uuid,
     pub kind: EventKind,
-    /// `None` for an event of many users, for example an import. Also `None` for a request with an unknown email
+    /// `None` for an event about many users, for example an import. Also `None` for a request with an unknown email
     /// address: such an event writes no row, and only makes the request cost the same as a request with a known email
     /// address.
     pub user: Option<UserId>,
@@ -125,7 +125,7 @@ pub struct Event {
 /// More about an event. Contains no text from a client, no email address, no IP address and no secret.
 ///
 /// For the kinds `GroupMemberAdded` and `GroupMemberRemoved`, the store adds `group` (the name of the group) and, for a
-/// membership from a provider, `provider`: one change can have many of these events, which differ only in the group.
+/// membership from a provider, `provider`: one change can cause many of these events, which differ only in the group.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Detail {
     /// How the user authenticated.
@@ -349,7 +349,7 @@ impl RefusalKind {
 // === impl Event ===
 
 impl Event {
-    /// Returns a new event with the current time, caused by an administrator. The event has no IP address: users see
+    /// Returns a new event caused by an administrator, with the current time. The event has no IP address: users see
     /// their events, and the IP address of an administrator is internal to the cluster.
     pub fn by_administrator(
         env: &Env,
@@ -370,7 +370,7 @@ impl Event {
         }
     }
 
-    /// Returns a new event with the current time, caused by this client.
+    /// Returns a new event caused by this client, with the current time.
     pub fn new(env: &Env, app: &App, client: &ClientInfo, kind: EventKind, user: impl Into<Option<UserId>>) -> Self {
         Self {
             id: env.new_uuid(),

@@ -12,7 +12,7 @@ use super::{
     user::{User, UserId},
 };
 
-/// The time after a login in which some calls need no password (specification: Accounts, Change of password).
+/// For this long after a login, some calls need no password (specification: Accounts, Change of password).
 const RECENT_LOGIN: Duration = Duration::minutes(5);
 
 /// The proof that a request comes from a logged-in user: a valid token of a live session of the App, or a valid cookie
@@ -50,7 +50,7 @@ impl AuthenticatedSession {
             if let Some(user) = call.stores.user_of_session(call.app_id(), &session).await? {
                 return Ok(Some(user));
             }
-            // A change of the user between the reads of Redis and Postgres can raise the user's epoch, which ends most
+            // A change to the user between the reads of Redis and Postgres can raise the user's epoch, which ends most
             // sessions of the user. If this session is the one that the change keeps, the session has the new epoch
             // now, and the loop reads the user again.
             let live = match session.kind() {
@@ -76,7 +76,7 @@ impl AuthenticatedSession {
         self.session.user
     }
 
-    /// Returns an event of the user, caused in this session.
+    /// Returns a new event caused by the user in this session.
     pub fn event<S>(&self, call: Call<'_, S>, kind: EventKind) -> Event {
         call.event(kind, self.user_id()).in_session(self.session.id)
     }

@@ -46,12 +46,12 @@ impl<'a, S> Call<'a, S> {
         email.account_key(self.app.id())
     }
 
-    /// Returns a new event with the current time, caused by this client.
+    /// Returns a new event caused by this client, with the current time.
     pub fn event(self, kind: EventKind, user: impl Into<Option<UserId>>) -> Event {
         Event::new(self.env, self.app, self.client, kind, user)
     }
 
-    /// Returns the record of an attempt of this client that was refused.
+    /// Returns the record of a refused attempt by this client.
     pub fn refusal(self, kind: RefusalKind, account: Option<AccountKey>, user: Option<UserId>) -> Refusal {
         Refusal::new(kind, self.client, account, user)
     }

@@ -23,7 +23,7 @@ impl ClientAddress {
     pub fn from_ip(ip: IpAddr) -> Self {
         match ip.to_canonical() {
             IpAddr::V4(v4) => Self(IpAddr::V4(v4)),
-            IpAddr::V6(v6) => Self(IpAddr::V6(masked(v6, 64))),
+            IpAddr::V6(v6) => Self(IpAddr::V6(network_prefix(v6, 64))),
         }
     }
 
@@ -31,7 +31,7 @@ impl ClientAddress {
     pub fn ipv6_site(self) -> Option<Ipv6Site> {
         match self.0 {
             IpAddr::V4(_) => None,
-            IpAddr::V6(v6) => Some(Ipv6Site(masked(v6, 48))),
+            IpAddr::V6(v6) => Some(Ipv6Site(network_prefix(v6, 48))),
         }
     }
 }
@@ -55,7 +55,7 @@ impl fmt::Display for Ipv6Site {
     }
 }
 
-fn masked(address: Ipv6Addr, bits: u32) -> Ipv6Addr {
+fn network_prefix(address: Ipv6Addr, bits: u32) -> Ipv6Addr {
     Ipv6Addr::from_bits(address.to_bits() & (u128::MAX << (128 - bits)))
 }
 

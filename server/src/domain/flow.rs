@@ -195,7 +195,7 @@ impl FlowId {
 // === impl Flow ===
 
 impl Flow {
-    /// Starts a flow without parameters of the application.
+    /// Starts a flow without parameters from the application.
     pub fn start(env: &Env) -> Self {
         Self {
             code_verifier: URL_SAFE_NO_PAD.encode(env.random_bytes::<32>()),
@@ -207,7 +207,7 @@ impl Flow {
         }
     }
 
-    /// Returns the S256 challenge of the flow's own verifier, for the provider.
+    /// Returns the S256 challenge that the provider gets for the flow's own verifier.
     pub fn provider_challenge(&self) -> String {
         CodeChallenge::of(&self.code_verifier).0
     }

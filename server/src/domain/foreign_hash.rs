@@ -1,4 +1,4 @@
-//! Password hashes of other services: their text form, their limits, and the cost of checking them (specification:
+//! Password hashes from other services: their text form, their limits, and the cost of checking them (specification:
 //! Accounts, Foreign hashes).
 
 use std::{fmt, str::FromStr};
@@ -81,8 +81,8 @@ impl HashClass {
     }
 
     /// Returns the CPU time of a check, divided by that of a hash with the default parameters: greater than 0, at most
-    /// [`MAX_WEIGHT`]. The numbers are from the table in the specification. They do not depend on the parameters that
-    /// the installation has chosen, so that these do not change which hashes can be imported.
+    /// [`MAX_WEIGHT`]. The numbers are from the table in the specification. The parameters that the installation has
+    /// chosen do not change them, and therefore do not change which hashes can be imported.
     pub fn weight(self) -> f64 {
         match self {
             Self::Argon2(class) => class.weight(),
@@ -92,7 +92,7 @@ impl HashClass {
         }
     }
 
-    /// Returns the memory in bytes that a check needs for the blocks of its function.
+    /// Returns the memory in bytes that the hash function needs for its blocks during a check.
     pub const fn memory_bytes(self) -> u64 {
         match self {
             Self::Argon2(class) => class.memory_bytes(),
@@ -115,7 +115,7 @@ impl HashClass {
         ParsedHash { class: self, salt: Zeroizing::new(salt.to_vec()), output: Zeroizing::new(output) }
     }
 
-    fn within_limit(self) -> Result<Self, HashError> {
+    fn check_weight(self) -> Result<Self, HashError> {
         if self.weight() > MAX_WEIGHT { Err(HashError::TooCostly) } else { Ok(self) }
     }
 }
@@ -155,7 +155,7 @@ impl FromStr for HashClass {
             }
             _ => return Err(HashError::NotSupported),
         };
-        class.within_limit()
+        class.check_weight()
     }
 }
 
@@ -212,7 +212,7 @@ impl ParsedHash {
             }
             _ => return Err(HashError::NotSupported),
         };
-        Ok(Self { class: class.within_limit()?, salt, output })
+        Ok(Self { class: class.check_weight()?, salt, output })
     }
 
     pub const fn class(&self) -> HashClass {
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hash_with_our_own_parameters_is_native() {
+    fn a_hash_with_the_parameters_of_new_hashes_is_native() {
         let foreign_class = |text, native| parse(text).unwrap().foreign_class(native);
         let (default, stronger) = (HashClass::DEFAULT_NATIVE, class("argon2id$v=19$m=20480,t=3,p=1"));
         assert_eq!(foreign_class("$argon2id$v=19$m=19456,t=2,p=1$S$H", default), None);

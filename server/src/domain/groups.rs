@@ -18,11 +18,11 @@ use super::{
 pub const MAX_GROUPS_PER_APP: u32 = 10_000;
 /// The maximum number of memberships of a user, those from providers included.
 pub const MAX_GROUPS_PER_USER: u32 = 500;
-/// The maximum number of users for whom one request writes the groups to Redis at the same time.
+/// The maximum number of concurrent writes of users' groups to Redis in one request.
 const CONCURRENT_WRITES: usize = 16;
 
-/// The name of a group that administrators manage: a letter or digit, then up to 127 characters of
-/// `[A-Za-z0-9._:@-]`. So the name needs no encoding in a path. Groups of providers can have other names.
+/// The name of a group that administrators manage: a letter or digit, then up to 127 characters of `[A-Za-z0-9._:@-]`.
+/// So the name needs no encoding in a path. Groups from providers can have other names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ManagedGroupName(GroupName);
 
@@ -49,7 +49,7 @@ pub struct Group {
 }
 
 /// A member of a group. If several sources (administrators or Providers) made a user a member, the user is listed once
-/// for each of them.
+/// for each source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupMember {
     pub user: UserId,
@@ -69,13 +69,13 @@ pub struct Membership {
 /// The memberships of a user, as Redis stores them beside the profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UserGroups {
-    /// Rises with every change of the groups. Older groups never replace newer ones.
+    /// Rises with every change to the groups. Older groups never replace newer ones.
     pub version: i64,
     /// Sorted by name and source, without duplicates.
     pub memberships: Arc<[Membership]>,
 }
 
-/// A change of the groups of a user that is stored in Postgres.
+/// A change to the groups of a user. It is already stored in Postgres.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupsChange {
     pub user: UserId,
@@ -86,7 +86,7 @@ pub struct GroupsChange {
     pub outbox_row: Uuid,
 }
 
-/// The groups of a user that a provider has reported at a login.
+/// The groups that a provider has reported for a user at a login.
 #[derive(Clone, Debug)]
 pub struct ReportedGroups {
     pub user: UserId,
@@ -240,7 +240,7 @@ mod tests {
     /// Records what is written to Redis, and which outbox rows are removed.
     struct FakeStores {
         replication: Replication,
-        /// The user whose groups cannot be written.
+        /// Writing the groups of this user fails.
         failing: Option<UserId>,
         stored: Mutex<Vec<(UserId, UserGroups)>>,
         removed: Mutex<Vec<Uuid>>,
@@ -325,7 +325,7 @@ mod tests {
         assert_eq!(names(&app(Vec::new())).await, ["ops"]);
     }
 
-    fn change(number: u128) -> GroupsChange {
+    fn groups_change(number: u128) -> GroupsChange {
         let memberships = Arc::new([membership(&format!("team-{number}"), "")]);
         GroupsChange {
             user: UserId(Uuid::from_u128(number)),
@@ -334,15 +334,15 @@ mod tests {
         }
     }
 
-    /// Propagates the groups of the users 1 to 40. Returns which of these users have stored groups, and whose outbox
-    /// rows are removed, both sorted.
+    /// Propagates the groups of the users 1 to 40. Returns the users with stored groups and the users with removed
+    /// outbox rows, both sorted.
     async fn propagate(replication: Replication, failing: Option<UserId>) -> (Vec<u128>, Vec<u128>) {
         let stores = FakeStores { replication, failing, stored: Mutex::default(), removed: Mutex::default() };
-        let changes: Vec<_> = (1..=40).map(change).collect();
+        let changes: Vec<_> = (1..=40).map(groups_change).collect();
         propagate_groups(&stores, &"shop".parse().unwrap(), &changes).await;
         let stored = stores.stored.into_inner().unwrap();
         for (user, groups) in &stored {
-            assert_eq!(*groups, change(user.0.as_u128()).groups);
+            assert_eq!(*groups, groups_change(user.0.as_u128()).groups);
         }
         let mut stored: Vec<_> = stored.iter().map(|(user, _)| user.0.as_u128()).collect();
         let mut removed: Vec<_> =

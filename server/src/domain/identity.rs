@@ -102,7 +102,7 @@ pub enum ProviderOperation {
     Redirect,
     /// To get the identity for the code of a callback.
     Callback,
-    /// To get the identity of a provider's token, for *login* or to link the identity.
+    /// To get the identity for a provider's token, either for *login* or to link the identity.
     Login,
 }
 
@@ -143,7 +143,7 @@ pub enum ProviderError {
 /// Why the provider cannot be called now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum UnavailableReason {
-    /// The limit on concurrent calls of the client, the Provider, its namespace or the whole server is reached.
+    /// The client, the Provider, its namespace or the whole server has reached its limit on concurrent calls.
     #[error("the limit of concurrent calls is reached")]
     TooManyCalls,
     #[error("its name does not resolve")]

@@ -41,7 +41,7 @@ const CLAIMS_CAPACITY: usize = 512;
 /// The keys of an App.
 pub struct AppKeys {
     signing: Vec<TokenSigner>,
-    /// The keys for ID tokens with other algorithms than that of access tokens.
+    /// The keys for algorithms that access tokens do not use. They sign only ID tokens.
     id_tokens: Vec<IdTokenKey>,
     hmac: Vec<DerivedHmacKeys>,
     active_signing: usize,
@@ -95,8 +95,8 @@ pub struct DerivedHmacKeys {
     client_refresh: Secret,
 }
 
-/// The keys of an App's pages. They are stored as 32 bytes each, and prepared for each use. A prepared key needs
-/// hundreds of bytes, and every App has these keys, even an App without pages.
+/// The keys of an App's pages. Each key is stored as 32 bytes and prepared for each use. A prepared key needs hundreds
+/// of bytes, and every App has these keys, even an App without pages.
 pub struct PageKeys {
     session_cookies: Secret,
     sealed: Secret,
@@ -148,8 +148,8 @@ impl AppKeys {
         self.signing.iter().find(|key| key.id == id)
     }
 
-    /// Returns the key that signs new ID tokens of this algorithm. `None` until the first key of the algorithm is known
-    /// to all servers.
+    /// Returns the key that signs new ID tokens with this algorithm. `None` until all servers know the first key for
+    /// the algorithm.
     pub fn id_token_signer(&self, algorithm: IdTokenAlgorithm) -> Option<&TokenSigner> {
         let algorithm = match algorithm {
             IdTokenAlgorithm::RS256 => Algorithm::RS256,
@@ -159,7 +159,7 @@ impl AppKeys {
         std::iter::once(self.signer()).chain(active).find(|signer| signer.algorithm == algorithm)
     }
 
-    /// Returns the key with this id, in any state, if it can have signed an ID token.
+    /// Returns the key with this id, in any state, for the verification of an ID token.
     pub fn id_token_signer_by_id(&self, id: &str) -> Option<&TokenSigner> {
         self.all_signers().find(|key| key.id == id)
     }
@@ -183,7 +183,7 @@ impl AppKeys {
         std::iter::once(self.active_hmac()).chain(others)
     }
 
-    /// Returns all public keys, including keys that are published in advance and retired keys (RFC 7517).
+    /// Returns all public keys, including retired keys and keys that are published in advance (RFC 7517).
     pub fn jwks(&self) -> JwkSet {
         JwkSet { keys: self.all_signers().map(|key| key.jwk.clone()).collect() }
     }

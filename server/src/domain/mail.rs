@@ -9,13 +9,13 @@ use super::user::{Epoch, UserId};
 pub enum MailKind {
     Confirm,
     Reset,
-    /// Contains a reset code, for a user whom an administrator created without a password.
+    /// Contains a reset code, for a user that an administrator created without a password.
     Invitation,
     AccountExists,
     PasswordChanged,
     /// Reports that a change of the email address was requested. Goes to the current email address.
     AddressChanging,
-    /// Reports that the email address has changed. Goes to the former email address.
+    /// Reports that the email address has changed. Goes to the previous email address.
     AddressChanged,
     NewSignIn,
 }

@@ -1,4 +1,4 @@
-//! The rate limits of mails.
+//! The rate limits on mails.
 
 use super::{
     call::Call,

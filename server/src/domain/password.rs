@@ -132,7 +132,7 @@ impl PasswordHash {
         self.parse()?.foreign_class(native)
     }
 
-    /// Whether the hash has the function and the parameters of new hashes, whose class is `native`.
+    /// Whether the hash has the function and the parameters of new hashes. `native` is the class of new hashes.
     pub fn is_native(&self, native: HashClass) -> bool {
         self.parse().is_some_and(|hash| hash.class() == native)
     }

@@ -5,7 +5,7 @@ use time::Duration;
 
 use super::foreign_hash::{FirebaseScrypt, InvalidFirebaseKey};
 
-/// The settings of an App for hashes of other systems.
+/// The settings of an App for password hashes from other systems.
 #[derive(Debug)]
 pub struct PasswordSettings {
     /// A foreign hash is deleted this long after its import, unless a login has replaced it. `None`: foreign hashes are

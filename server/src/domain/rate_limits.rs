@@ -22,8 +22,8 @@ pub enum Limit {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RateLimitCheck {
     pub limit: Limit,
-    /// The subject whose uses are counted, for example a client address. Unique among the subjects of the limit in the
-    /// App. Contains no email address in clear text.
+    /// The subject for which uses are counted, for example a client address. Unique among the subjects of the limit in
+    /// the App. Contains no email address in clear text.
     pub subject: String,
     /// A use must fit into every window.
     pub windows: Vec<Window>,

@@ -93,7 +93,8 @@ impl RedirectTarget {
         Self { url: url.to_owned(), reference: RedirectReference { entry: entry_digest(url), port: None } }
     }
 
-    /// Compares byte by byte, except for the port of an `http` loopback URL.
+    /// The target, if the requested URL equals the entry byte for byte. Only the port of an `http` loopback URL can
+    /// differ.
     fn matching(entry: &RedirectUrl, requested: &str) -> Option<Self> {
         if entry.as_str() == requested {
             return Some(Self::from_entry(entry));
@@ -183,12 +184,12 @@ mod tests {
         entries.iter().map(|entry| entry.parse().unwrap()).collect()
     }
 
-    fn chosen(entries: &[&str], requested: &str) -> Option<String> {
+    fn chosen_url(entries: &[&str], requested: &str) -> Option<String> {
         choose_target(&list(entries), Some(requested)).ok().flatten().map(|target| target.as_str().to_owned())
     }
 
     #[test]
-    fn without_a_requested_url_the_first_of_the_list_is_chosen() {
+    fn the_first_url_of_the_list_is_chosen_if_none_is_requested() {
         let entries = list(&["https://shop.example.com/done", "com.example.shop:/done"]);
         assert_eq!(choose_target(&entries, None).unwrap().unwrap().as_str(), "https://shop.example.com/done");
         assert_eq!(choose_target(&[], None), Ok(None));
@@ -199,7 +200,7 @@ mod tests {
     fn a_redirect_url_other_than_http_loopback_must_match_byte_for_byte() {
         let entries = ["https://shop.example.com/done?a=b", "com.example.shop:/done"];
         for requested in entries {
-            assert_eq!(chosen(&entries, requested).as_deref(), Some(requested));
+            assert_eq!(chosen_url(&entries, requested).as_deref(), Some(requested));
         }
         for requested in [
             "",
@@ -212,7 +213,7 @@ mod tests {
             "com.example.shop://done",
             "com.example.shop:/done/",
         ] {
-            assert_eq!(chosen(&entries, requested), None, "{requested}");
+            assert_eq!(chosen_url(&entries, requested), None, "{requested}");
         }
     }
 
@@ -228,7 +229,7 @@ mod tests {
             "http://localhost/?x",
             "http://localhost:80/?x",
         ] {
-            assert_eq!(chosen(&entries, requested).as_deref(), Some(requested));
+            assert_eq!(chosen_url(&entries, requested).as_deref(), Some(requested));
         }
         for requested in [
             "https://127.0.0.1/done",
@@ -250,7 +251,7 @@ mod tests {
             "http://[0:0:0:0:0:0:0:1]:3000/done",
             "http://evil.example:3000/done",
         ] {
-            assert_eq!(chosen(&entries, requested), None, "{requested}");
+            assert_eq!(chosen_url(&entries, requested), None, "{requested}");
         }
     }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use latchkey_crds::rendered::AdministratorRole;
 
-/// Something that a caller needs a role for.
+/// Something that a caller can be allowed to do with an App.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Right {
     /// Introspect tokens.

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::user::{Epoch, UserId};
 
-/// `session_id` of the API and `sid` of tokens.
+/// The id of a session: `session_id` in the API, `sid` in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SessionId(pub Uuid);
@@ -150,8 +150,8 @@ pub enum RefreshKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenOutcome {
     Opened,
-    /// The epoch has risen since it was read: a concurrent change of the user, for example a reset of the password,
-    /// came first.
+    /// The epoch has risen since it was read: a concurrent change to the user, for example a password reset, came
+    /// first.
     EpochRaised,
 }
 
@@ -167,7 +167,7 @@ impl Session {
         Self { id: new.id, user: new.user, epoch: new.epoch, generation, amr: new.amr, auth_time: new.auth_time }
     }
 
-    /// `None` for a session of the App.
+    /// The kind of the session. `None` for a session of the App.
     pub fn kind(&self) -> Option<SessionKind> {
         (self.generation == NO_REFRESH_TOKEN).then_some(SessionKind::Browser)
     }

@@ -70,7 +70,7 @@ struct IssuedClaims<'a> {
     amr: [&'static str; 1],
 }
 
-/// Like [`Audiences`], but with borrowed texts.
+/// Like [`Audiences`], but with borrowed strings.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum AudienceRef<'a> {

@@ -42,7 +42,7 @@ pub struct User {
     pub contested: bool,
     pub disabled: bool,
     pub epoch: Epoch,
-    /// Rises with every change of the user, except a login, a new hash of the same password, and a change of
+    /// Rises with every change to the user, except a login, a new hash of the same password, and a change of
     /// identities.
     pub version: i64,
     pub created_at: OffsetDateTime,

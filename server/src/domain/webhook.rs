@@ -133,7 +133,7 @@ const RETRY_DELAYS: [Duration; 6] = [
 ];
 /// The age of an event at which its delivery is given up.
 const MAX_AGE: time::Duration = time::Duration::hours(72);
-/// The maximum delay that a `Retry-After` of a receiver can cause. A longer `Retry-After` is shortened to it.
+/// The maximum delay that a `Retry-After` from a receiver can cause. A longer `Retry-After` is shortened to it.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(60 * 60);
 
 /// A rendered document contains a webhook key that cannot be used.

@@ -12,7 +12,7 @@ use crate::domain::{
     password::Password,
 };
 
-/// A job that needs more CPU time than this number of new hashes is heavy. Heavy jobs together use at most half of the
+/// A job is heavy if it needs more CPU time than this number of new hashes. Heavy jobs together use at most half of the
 /// threads.
 const HEAVY_HASHES: f64 = 2.0;
 
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hash_with_earlier_parameters_is_one_more_check_in_every_login() {
+    fn a_hash_with_earlier_parameters_adds_a_check_to_every_login() {
         let stronger = Argon2Class::native(20, 3).unwrap();
         let dummies = DummyHashes::new(HashClass::Argon2(stronger));
         let old = engine().hash(&Password::new("x"), &[7; 16]).parse().unwrap();

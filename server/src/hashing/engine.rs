@@ -11,8 +11,8 @@ use crate::domain::{
     password::{Password, PasswordHash},
 };
 
-/// Computes password hashes for one thread. Keeps as much memory as a new hash needs. Checks that need more run one at
-/// a time, and then release their memory.
+/// Computes password hashes for one thread. Keeps as much memory as a new hash needs. Checks that need more memory run
+/// one at a time and release it afterwards.
 pub(super) struct Argon2Engine {
     hasher: Hasher,
     /// The parameters of new hashes.
@@ -73,8 +73,8 @@ impl Argon2Engine {
         let HashClass::Argon2(class) = hash.class() else {
             return foreign::verify(password.expose_as_sent(), hash, firebase);
         };
-        // Servers hash passwords in NFC, other services hash them as they are sent. If a server can have made the hash
-        // with other parameters, it is not known which of the two applies.
+        // Latchkey hashes a password in NFC; other services hash it as the client sends it. A hash with parameters that
+        // Latchkey can use, other than the current ones, may come from either, so both forms are tried.
         let texts = [password.expose(), password.expose_as_sent()];
         let texts = if class == self.native || texts[0] == texts[1] {
             &texts[..1]
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn engines_with_other_parameters_check_each_others_hashes() {
+    fn engines_with_different_parameters_check_each_others_hashes() {
         use argon2::{Algorithm, Argon2, Params, PasswordVerifier, Version, password_hash::phc};
         let stronger = [(20, 2), (19, 3)].map(|(memory, iterations)| Argon2Class::native(memory, iterations).unwrap());
         let mut default = engine();
@@ -239,7 +239,7 @@ mod tests {
         let old = self::engine().hash(&Password::new("e\u{301}"), &[7; 16]);
         assert!(verify(&mut engine, "e\u{301}", &old), "a server made it, of the password in NFC");
         assert!(verify(&mut engine, "é", &old));
-        // Another service made this hash, of the password as the client sent it.
+        // Another service made this hash from the password as the client sent it.
         let mut output = [0; 32];
         engine.argon2(Argon2Class::DEFAULT_NATIVE, "e\u{301}", &[7; 16], &mut output);
         let foreign = HashClass::DEFAULT_NATIVE.hash(&[7; 16], &output).to_text();

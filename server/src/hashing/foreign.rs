@@ -15,11 +15,11 @@ use crate::domain::foreign_hash::{
     BcryptClass, FirebaseScrypt, HashClass, ParsedHash, Pbkdf2Class, Pbkdf2Digest, ScryptClass,
 };
 
-/// bcrypt uses this many bytes of a password, including the zero byte at its end.
+/// bcrypt uses at most this many bytes of a password, including the zero byte at its end.
 const MAX_BCRYPT_BYTES: usize = 72;
 
 /// Whether the password matches the hash. Compares in constant time. Without the values of the Firebase project
-/// (`firebase`), the check of a Firebase hash does the same work, and the result is false.
+/// (`firebase`), the check of a Firebase hash does the same work but returns false.
 ///
 /// # Panics
 ///
@@ -194,12 +194,12 @@ mod tests {
             // RFC 6070, cases 1 and 2.
             ("password", "$pbkdf2-sha1$i=1,l=20$c2FsdA$DGDID5YfDnHzqbUkr2ASBi/gN6Y"),
             ("password", "$pbkdf2-sha1$i=2,l=20$c2FsdA$6mwBTcctb4zNHtkqzh1B8NjeiVc"),
-            // RFC 7914, 11, first case: PBKDF2 with a password of "passwd" and the salt "salt".
+            // RFC 7914, section 11, first case: PBKDF2 with the password "passwd" and the salt "salt".
             (
                 "passwd",
                 "$pbkdf2-sha256$i=1,l=64$c2FsdA$VawEblbjCJ/sFpHCJUS2BflBhSFt3gRl5oudV8INrLxJypzM8Xm2RZkWZLOdd+8xfHG4RbHjC9UJESBB06GXgw",
             ),
-            // RFC 7914, 12, third case.
+            // RFC 7914, section 12, third case.
             (
                 "pleaseletmein",
                 "$scrypt$ln=14,r=8,p=1$U29kaXVtQ2hsb3JpZGU$cCO9yzr9c0hGHAbNgf046/2o+7qQT44+qbVD9lRdofLVQylVYT8Pz2LUlwUkKpr55h6F3A1lHkDfzwF7RVdYhw",
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hash_of_firebase_without_the_values_of_the_project_matches_no_password() {
+    fn a_firebase_hash_matches_no_password_if_the_values_of_the_project_are_missing() {
         let mut engine = engine();
         let vector = vectors().into_iter().find(|vector| vector.firebase.is_some()).unwrap();
         let hash = PasswordHash::new(vector.hash.as_str());

@@ -118,9 +118,9 @@ const MAX_CLIENT_SLOTS_WHEN_CROWDED: usize = 2;
 /// How many turns a namespace gets for one turn of a client that waits in many Apps. A user logs in to one App at a
 /// time, so such a client is a program, which must not get as many turns as a namespace.
 const TURNS_PER_MULTI_APP_TURN: u32 = 4;
-/// How far a queue can be behind the virtual time. A queue whose jobs could not start gets at most this much time in a
-/// row before other queues take turns again: enough for a few heavy jobs, and well below the 2 s after which a waiting
-/// job is refused.
+/// How far a queue can be behind the virtual time. A queue with jobs that could not start gets at most this much time
+/// in a row before other queues take turns again: enough for a few heavy jobs, and well below the 2 s after which a
+/// waiting job is refused.
 const MAX_CREDIT: Duration = Duration::from_millis(500);
 /// The maximum number of clients' queues per slot, including queues without jobs, which only record how much time their
 /// jobs used. A queue takes about 150 bytes.
@@ -165,17 +165,17 @@ impl<K: Clone + Eq + Hash, V> FairScheduler<K, V> {
         Self { virtual_time: Duration::ZERO, next_sequence: 0, schedule: BTreeMap::new(), queues: HashMap::new() }
     }
 
-    fn waiting(&self, key: &K) -> usize {
+    fn waiting_jobs(&self, key: &K) -> usize {
         self.queues.get(key).map_or(0, |queue| queue.waiting)
     }
 
     /// Returns the queue with the most waiting jobs. If there are several such queues, returns any of them.
-    fn longest(&self) -> Option<(&K, &SubQueue<V>)> {
+    fn longest_queue(&self) -> Option<(&K, &SubQueue<V>)> {
         self.queues.iter().filter(|(_, queue)| queue.waiting > 0).max_by_key(|(_, queue)| queue.waiting)
     }
 
-    /// Counts one more job of a queue. The job is due `delay` after the last turn of the queue or, if the current
-    /// virtual time is later, `delay` after that time.
+    /// Counts one more job in a queue, and returns the content of the queue. The job is due `delay` after the end of
+    /// the queue's last turn, or `delay` after the current virtual time if that is later.
     fn enqueue(&mut self, key: &K, kind: JobKind, delay: Duration, new: impl FnOnce() -> V) -> &mut V {
         let queue = self.queues.entry(key.clone()).or_insert_with(|| SubQueue {
             finish_time: Duration::ZERO,
@@ -193,9 +193,9 @@ impl<K: Clone + Eq + Hash, V> FairScheduler<K, V> {
         &mut queue.content
     }
 
-    /// Takes a job from the queue that is due first among the queues with a job that can start, and charges this queue.
-    /// `take` returns the job with its kind and its expected time. A queue whose jobs cannot start keeps its position,
-    /// but gets at most `MAX_CREDIT` for the wait.
+    /// Takes a job from the first due queue that has a startable job, and charges this queue. `take` returns the job
+    /// with its kind and its expected time. A queue without a startable job keeps its position, but gets at most
+    /// `MAX_CREDIT` for the wait.
     fn dequeue<T>(
         &mut self,
         startable: StartableKinds,
@@ -285,7 +285,7 @@ impl<N: Clone + Eq + Hash, A: Clone + Eq + Hash, C: Clone + Eq + Hash, T> FairQu
         self.length
     }
 
-    /// Changes the number of slots. If more jobs wait than there are slots, all of them stay in the queue.
+    /// Changes the number of slots. If more jobs wait than there are slots, all these jobs stay in the queue.
     pub(super) fn set_capacity(&mut self, capacity: usize) {
         self.capacity = capacity;
     }
@@ -351,7 +351,7 @@ impl<N: Clone + Eq + Hash, A: Clone + Eq + Hash, C: Clone + Eq + Hash, T> FairQu
     }
 
     fn insert(&mut self, owner: &JobOwner<N, A, C>, kind: JobKind, expected: Duration, job: T) {
-        let is_first_in_app = self.waiting_in_app(owner) == 0;
+        let is_first_in_app = self.waiting_jobs_in_app(owner) == 0;
         let load = self.waiting_per_client.entry(owner.client.clone()).or_default();
         // A client gains little by waiting in many Apps: each other App in which it waits delays the new job.
         let other_apps = load.apps - usize::from(!is_first_in_app);
@@ -378,15 +378,15 @@ impl<N: Clone + Eq + Hash, A: Clone + Eq + Hash, C: Clone + Eq + Hash, T> FairQu
     }
 
     /// The number of waiting jobs of the owner's client in the owner's App.
-    fn waiting_in_app(&self, owner: &JobOwner<N, A, C>) -> usize {
+    fn waiting_jobs_in_app(&self, owner: &JobOwner<N, A, C>) -> usize {
         let apps = self.namespaces.queues.get(&owner.namespace);
         let clients = apps.and_then(|apps| apps.content.queues.get(&owner.app));
-        clients.map_or(0, |clients| clients.content.waiting(&owner.client))
+        clients.map_or(0, |clients| clients.content.waiting_jobs(&owner.client))
     }
 
     fn count_removed_job(&mut self, owner: &JobOwner<N, A, C>) {
         self.length -= 1;
-        let was_last_in_app = self.waiting_in_app(owner) == 0;
+        let was_last_in_app = self.waiting_jobs_in_app(owner) == 0;
         if let Some(load) = self.waiting_per_client.get_mut(&owner.client) {
             load.jobs -= 1;
             load.apps -= usize::from(was_last_in_app);
@@ -415,26 +415,28 @@ impl<N: Clone + Eq + Hash, A: Clone + Eq + Hash, C: Clone + Eq + Hash, T> FairQu
         self.length * 2 >= self.capacity && slots >= MAX_CLIENT_SLOTS_WHEN_CROWDED
     }
 
-    /// The owner whose newest job must leave the full queue for a new job of `owner`. The number of waiting jobs
-    /// decides: first the namespace with the most jobs, then the App with the most jobs in this namespace, then the
-    /// client with the most jobs in this App. `None` if the owner found in this way is `owner` itself, or has no more
-    /// jobs than `owner` would have with the new job. The numbers are compared at the first level (namespace, App,
-    /// client) at which the two owners differ.
+    /// Returns the owner that must lose its newest job when `owner` adds a job to the full queue. The number of waiting
+    /// jobs decides: first the namespace with the most jobs, then the App with the most jobs in this namespace, then
+    /// the client with the most jobs in this App. Returns `None` if the owner found in this way is `owner` itself. The found
+    /// owner must also have more jobs than `owner` would have with the new job. This comparison is made at the first
+    /// level (namespace, App, client) at which the two differ. If it fails, returns `None`.
     fn displaced_owner(&self, owner: &JobOwner<N, A, C>) -> Option<JobOwner<N, A, C>> {
-        let (namespace, apps) = self.namespaces.longest()?;
+        let (namespace, apps) = self.namespaces.longest_queue()?;
         let mut is_same_so_far = *namespace == owner.namespace;
-        if !is_same_so_far && apps.waiting <= self.namespaces.waiting(&owner.namespace) + 1 {
+        if !is_same_so_far && apps.waiting <= self.namespaces.waiting_jobs(&owner.namespace) + 1 {
             return None;
         }
-        let (app, clients) = apps.content.longest()?;
+        let (app, clients) = apps.content.longest_queue()?;
         if is_same_so_far && *app != owner.app {
-            if clients.waiting <= apps.content.waiting(&owner.app) + 1 {
+            if clients.waiting <= apps.content.waiting_jobs(&owner.app) + 1 {
                 return None;
             }
             is_same_so_far = false;
         }
-        let (client, jobs) = clients.content.longest()?;
-        if is_same_so_far && (*client == owner.client || jobs.waiting <= clients.content.waiting(&owner.client) + 1) {
+        let (client, jobs) = clients.content.longest_queue()?;
+        if is_same_so_far
+            && (*client == owner.client || jobs.waiting <= clients.content.waiting_jobs(&owner.client) + 1)
+        {
             return None;
         }
         Some(JobOwner { namespace: namespace.clone(), app: app.clone(), client: client.clone() })
@@ -692,7 +694,7 @@ mod tests {
     }
 
     #[test]
-    fn inside_an_app_a_job_of_the_longest_client_queue_is_displaced() {
+    fn a_job_of_the_longest_client_queue_in_an_app_is_displaced() {
         let mut queue = Queue::new(4);
         for item in 0..2 {
             queue.add(only_app_owner("a", 1), item);
@@ -748,7 +750,7 @@ mod tests {
     }
 
     #[test]
-    fn startable_jobs_of_a_client_pass_its_jobs_that_cannot_start() {
+    fn a_startable_job_overtakes_jobs_of_the_same_client_that_cannot_start() {
         let mut queue = Queue::new(100);
         let client = only_app_owner("a", 1);
         let both = JobKind { is_heavy: true, is_large: true };

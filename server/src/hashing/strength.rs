@@ -4,9 +4,9 @@ use zxcvbn::{Entropy, zxcvbn};
 
 use crate::domain::password::MAX_PASSWORD_CHARS;
 
-/// The most characters that zxcvbn scores at once. Its time grows with the square of the length. For a keyboard
-/// pattern, zxcvbn also computes 4^turns, where turns is the number of changes of direction, because a key has 4
-/// neighbours on average. A pattern of 32 characters has at most 31 turns: 4^31 fits in 64 bits, 4^32 does not.
+/// The maximum number of characters that zxcvbn scores in one call. The time grows with the square of the length. For a
+/// keyboard pattern, zxcvbn also computes 4^turns, where turns is the number of changes of direction, because a key has
+/// 4 neighbours on average. A pattern of 32 characters has at most 31 turns: 4^31 fits in 64 bits, 4^32 does not.
 const MAX_SCORED_CHARS: usize = 32;
 /// The longest run of keypad keys that is scored. A keypad key has 5 neighbours on average, and a run of 28 keys has at
 /// most 27 changes of direction: 5^27 fits in 64 bits, 5^28 does not.
@@ -16,10 +16,10 @@ const KEYPAD: &str = "0123456789*+-./=";
 /// The maximum number of guess words. Further guess words are ignored. An ordinary email address and name give fewer
 /// than 15.
 const MAX_GUESSES: usize = 24;
-/// The maximum of this product: the number of readings times the square of the length. A reading is one way to replace
-/// the l33t symbols by letters. zxcvbn searches its dictionaries once per reading, and the time of a search grows with
-/// the square of the length. Digits have at most 8 readings, so a part of the maximum length that has only digits is
-/// within the limit.
+/// The maximum product of the number of interpretations and the square of the length. An interpretation is one way to
+/// replace the l33t symbols by letters. zxcvbn searches its dictionaries once per interpretation, and the time of a
+/// search grows with the square of the length. Digits have at most 8 interpretations, so a part of the maximum length
+/// that has only digits is within the limit.
 const MAX_SEARCH_COST: usize = 8 * MAX_SCORED_CHARS * MAX_SCORED_CHARS;
 /// Minimum length, in characters, of the guess words and repetitions that are removed from a long password before it is
 /// split.
@@ -30,18 +30,18 @@ const MAX_BROKEN_CHARS: usize = 12;
 const SCORE_THRESHOLDS: [u64; 4] = [1_005, 1_000_005, 100_000_005, 10_000_000_005];
 
 /// For each of the letters `a`, `b`, `c`, `e`, `g`, `o`, `s`, `x` and `z`: the symbols that zxcvbn reads as this
-/// letter. `i`, `l` and `t` share symbols, which [`count_readings`] handles separately.
+/// letter. `i`, `l` and `t` share symbols, which [`count_interpretations`] handles separately.
 const LETTER_SYMBOLS: [&str; 9] = ["4@", "8", "({[<", "3", "69", "0", "$5", "%", "2"];
-/// Symbols and their replacements of a similar meaning, the rarest first. They are applied in this order while a
-/// password has too many readings. Digits stay, because dates and sequences consist of them.
+/// Symbols, each with a replacement of similar meaning, the rarest symbol first. The replacements are applied in this
+/// order while a password has too many interpretations. Digits stay, because dates and sequences consist of them.
 const REPLACEMENTS: [(char, char); 8] =
     [('<', '('), ('{', '('), ('[', '('), ('|', '!'), ('+', '7'), ('@', '4'), ('$', '5'), ('!', '1')];
 
 /// The strength of a password, from 0 to 4, against an attacker who tries `guesses` first.
 ///
-/// This is the score of zxcvbn if the password has at most 32 characters and few readings of l33t symbols, as ordinary
-/// passwords do. A longer password is scored in parts, until the parts scored so far are strong: whoever guesses the
-/// whole password has guessed these parts, too.
+/// This is the score of zxcvbn if the password has at most 32 characters and few interpretations of l33t symbols, as
+/// ordinary passwords do. A longer password is scored in parts, until the parts scored so far are strong: whoever
+/// guesses the whole password has guessed these parts, too.
 pub fn score(password: &str, guesses: &[String]) -> u8 {
     let mut chars: Vec<char> = password.chars().take(MAX_PASSWORD_CHARS).collect();
     let mut guesses: Vec<String> = guesses.iter().take(MAX_GUESSES).cloned().collect();
@@ -79,10 +79,10 @@ pub fn score(password: &str, guesses: &[String]) -> u8 {
     u8::try_from(reached).unwrap_or(u8::MAX)
 }
 
-/// The estimate of zxcvbn for a part, after its readings and keypad runs were limited.
+/// The estimate of zxcvbn for a part, after the part's interpretations and keypad runs were limited.
 fn estimate(part: &[char], guesses: &[String]) -> Entropy {
     let (mut part, mut guesses) = (part.to_vec(), guesses.to_vec());
-    limit_readings(&mut part, &mut guesses);
+    limit_interpretations(&mut part, &mut guesses);
     limit_keypad_runs(&mut part);
     let guesses: Vec<&str> = guesses.iter().map(String::as_str).collect();
     zxcvbn(&part.iter().collect::<String>(), &guesses)
@@ -166,11 +166,11 @@ fn without_repeats(mut chars: Vec<char>) -> Vec<char> {
     chars
 }
 
-/// Replaces symbols until the readings of the password can be searched in bounded time. Replaces the same symbols in
-/// the guess words, so that the guess words are still found.
-fn limit_readings(chars: &mut [char], guesses: &mut [String]) {
+/// Replaces symbols until zxcvbn can search all interpretations of the password in bounded time. Replaces the same
+/// symbols in the guess words, so that the guess words are still found.
+fn limit_interpretations(chars: &mut [char], guesses: &mut [String]) {
     for (symbol, replacement) in REPLACEMENTS {
-        if count_readings(chars) * chars.len() * chars.len() <= MAX_SEARCH_COST {
+        if count_interpretations(chars) * chars.len() * chars.len() <= MAX_SEARCH_COST {
             break;
         }
         for char in chars.iter_mut().filter(|char| **char == symbol) {
@@ -184,17 +184,17 @@ fn limit_readings(chars: &mut [char], guesses: &mut [String]) {
 
 /// The number of l33t searches of zxcvbn. For each letter, zxcvbn chooses one of the symbols in the password that can
 /// stand for it. Each combination of these choices is one search.
-fn count_readings(chars: &[char]) -> usize {
+fn count_interpretations(chars: &[char]) -> usize {
     let count = |symbols: &str| symbols.chars().filter(|symbol| chars.contains(symbol)).count();
     // `1` and `|` can stand for i and for l. If a combination uses one of them for both letters, zxcvbn tries each
     // letter. The same holds for `7`, which can stand for l and for t.
     let (i, l, t) = (count("1!|"), count("1|7"), count("+7"));
     let either = if i > 0 && l > 0 { count("1|") } else { 0 };
-    let mut readings = (i.max(1) * l.max(1) + either) * t.max(1) + count("7") * i.max(1);
+    let mut interpretations = (i.max(1) * l.max(1) + either) * t.max(1) + count("7") * i.max(1);
     for symbols in LETTER_SYMBOLS {
-        readings *= count(symbols).max(1);
+        interpretations *= count(symbols).max(1);
     }
-    readings
+    interpretations
 }
 
 /// Drops keypad keys beyond the longest run that can be scored.
@@ -274,7 +274,7 @@ mod tests {
     ];
     const SUFFIXES: [&str; 16] =
         ["", "1", "12", "123", "1234", "!", "1!", "99", "2024", "1987", "007", "69", "#1", "@home", "_x", "?"];
-    /// Characters of l33t readings, keyboard patterns, dates and sequences.
+    /// Characters of l33t words, keyboard patterns, dates and sequences.
     const ALPHABETS: [&str; 10] = [
         "4@8({[<3691!|70$5+%2",
         "i1!|l7t+",
@@ -437,7 +437,8 @@ mod tests {
         assert_eq!(score(&strong, &guesses), 4, "the text after the address counts");
     }
 
-    /// The slowest known passwords, and passwords that overflow in zxcvbn, each with guess words.
+    /// The passwords that are known to take longest, and passwords that cause an overflow in zxcvbn, each with guess
+    /// words.
     fn hostile_passwords() -> Vec<(String, Vec<String>)> {
         let cycle = |text: &str, length: usize| text.chars().cycle().take(length).collect::<String>();
         let symbols = "4@8({[<3691!|70$5+%2";
@@ -492,7 +493,7 @@ mod tests {
         hostile
     }
 
-    /// Returns the shortest of ten times, because other load on the machine only makes a run longer.
+    /// Runs `work` ten times and returns the shortest time, because other load on the machine only makes a run longer.
     fn shortest_time(mut work: impl FnMut()) -> Duration {
         let times = (0..10).map(|_| {
             let started = Instant::now();
@@ -534,15 +535,15 @@ mod tests {
     }
 
     #[test]
-    fn count_readings_returns_the_number_of_searches_of_zxcvbn() {
-        let of = |text: &str| count_readings(&text.chars().collect::<Vec<_>>());
+    fn count_interpretations_returns_the_number_of_searches_of_zxcvbn() {
+        let of = |text: &str| count_interpretations(&text.chars().collect::<Vec<_>>());
         for (text, expected) in
             [("", 1), ("4", 1), ("4@", 2), ("1", 2), ("7", 2), ("17", 4), ("1!|7+", 25), ("0123456789", 8)]
         {
             assert_eq!(of(text), expected, "{text}");
         }
         let mut all_symbols: Vec<char> = "4@8({[<3691!|70$5+%2".repeat(2)[..MAX_SCORED_CHARS].chars().collect();
-        limit_readings(&mut all_symbols, &mut []);
-        assert_eq!(count_readings(&all_symbols), 8);
+        limit_interpretations(&mut all_symbols, &mut []);
+        assert_eq!(count_interpretations(&all_symbols), 8);
     }
 }

@@ -94,7 +94,7 @@ impl<S: Ports> Endpoints for AdministrationEndpoints<S> {
         } else {
             caller.require(right)?;
         }
-        // This is the only call whose required right depends on its query.
+        // Only this call needs a right that depends on its query.
         if route == AdministrationRoute::ExportUsers && export::users::requests_hashes(&request.uri) {
             caller.require(Right::ManageUsers)?;
         }

@@ -135,9 +135,9 @@ pub async fn authenticate_again<S: Ports>(
     authenticate(state, app, request).await
 }
 
-/// Returns the session of the request's access token, for forward auth. Forward auth also accepts tokens of OpenID
-/// Connect clients, if the audience of the token is one of the App. The profile of such a session has only what the
-/// scopes of the token disclose. Forward auth caches sessions for up to a second.
+/// Returns the session of the request's access token, for forward auth. Forward auth also accepts a token of an OpenID
+/// Connect client, if the token has an audience of the App other than the issuer. The profile in such a session
+/// contains only what the token's scopes disclose. Forward auth caches sessions for up to a second.
 pub async fn forward_auth_session<S: Ports>(
     state: &State<S>,
     app: &App,
@@ -232,20 +232,20 @@ pub fn challenge(app: &App, error: Option<ErrorCode>) -> HeaderValue {
 mod tests {
     use super::*;
 
-    fn parsed(fields: &[&'static str]) -> String {
+    fn parse(fields: &[&'static str]) -> String {
         let headers: HeaderMap = fields.iter().map(|field| (AUTHORIZATION, HeaderValue::from_static(field))).collect();
         format!("{:?}", Bearer::from_headers(&headers))
     }
 
     #[test]
     fn a_token_is_in_one_field_and_the_case_of_its_scheme_is_ignored() {
-        assert_eq!(parsed(&["Bearer abc"]), "Token(\"abc\")");
-        assert_eq!(parsed(&["bearer abc"]), "Token(\"abc\")");
-        assert_eq!(parsed(&["BEARER  abc "]), "Token(\"abc\")");
-        assert_eq!(parsed(&[]), "None");
-        assert_eq!(parsed(&["Basic YTpi"]), "None");
-        assert_eq!(parsed(&["Bearer"]), "Malformed");
-        assert_eq!(parsed(&["Bearer abc", "Bearer abc"]), "Malformed");
+        assert_eq!(parse(&["Bearer abc"]), "Token(\"abc\")");
+        assert_eq!(parse(&["bearer abc"]), "Token(\"abc\")");
+        assert_eq!(parse(&["BEARER  abc "]), "Token(\"abc\")");
+        assert_eq!(parse(&[]), "None");
+        assert_eq!(parse(&["Basic YTpi"]), "None");
+        assert_eq!(parse(&["Bearer"]), "Malformed");
+        assert_eq!(parse(&["Bearer abc", "Bearer abc"]), "Malformed");
     }
 
     #[test]

@@ -38,12 +38,12 @@ const FURTHER_REQUESTS_DIVISOR: usize = 2;
 /// requests. No limit per client applies to such a block, because the client is not known while the block is read. The
 /// block is counted until the connection of the proxy ends.
 const PROXY_HEADS_DIVISOR: usize = 2;
-/// An eighth of the connections is reserved for the administration listener, whose callers are in the cluster. Clients
+/// An eighth of the connections is reserved for the administration listener and its callers in the cluster. Clients
 /// from outside the cluster cannot use these connections.
 const ADMIN_DIVISOR: usize = 8;
 /// Held refusals (error responses that are delayed) can use at most half of the public connections, because over HTTP/1
-/// a held refusal occupies its connection. The other half stays for requests that are not refused, even behind proxies,
-/// whose connections are not limited per address.
+/// a held refusal occupies its connection. The other half stays for requests that are not refused. This holds even
+/// behind proxies, although their connections are not limited per address.
 const HELD_REFUSALS_DIVISOR: usize = 2;
 /// A smaller memory limit is replaced by this number of bytes. Only tests have a smaller limit.
 const MIN_MEMORY: u64 = 64 << 20;
@@ -56,14 +56,14 @@ const CONNECTION_COST: usize = 40 * 1024;
 /// Maximum number of connections of a listener, even with a large memory limit: each connection also needs a file
 /// descriptor.
 const MAX_CONNECTIONS: usize = 10_000;
-/// Cost of an HTTP/2 connection in connection slots (200 KiB together): its window of 64 KiB of unread bodies, a header
-/// block of 32 KiB that is being read and its decoded form, a frame of 16 KiB in each direction, and the header
-/// compression table.
+/// Cost of an HTTP/2 connection in connection slots (200 KiB in total). It covers a window of 64 KiB of unread bodies,
+/// a header block of 32 KiB that is being read, the decoded form of this block, a frame of 16 KiB in each direction,
+/// and the header compression table.
 const HTTP2_CONNECTION_SLOTS: u32 = 5;
 
 /// The cost of a connection includes a request of up to this size (header fields and body together), in bytes. An
-/// ordinary login is smaller than 2 KiB, so it needs nothing from the budget of request bytes, which an attacker can
-/// exhaust.
+/// ordinary login is smaller than 2 KiB, so it needs nothing from the budget of request bytes. An attacker can exhaust
+/// that budget.
 const ALLOWANCE: usize = 8 * 1024;
 /// Cost of each additional concurrent request on an HTTP/2 connection, in bytes: its tasks and [`ALLOWANCE`].
 const FURTHER_REQUEST_COST: usize = 16 * 1024;
@@ -122,7 +122,7 @@ pub struct ConnectionPermit {
     has_large_head: bool,
 }
 
-/// Slots of a listener, which are also counted for the client address. Dropping the permit releases the slots.
+/// Slots of a listener. They also count against the limit of the client address. Dropping the permit releases them.
 #[derive(Debug)]
 pub struct SlotPermit {
     _slot: OwnedSemaphorePermit,
@@ -170,7 +170,7 @@ impl Budgets {
         self.proxied_connections(self.public)
     }
 
-    /// The connection slots of the administration listener, whose callers are in the cluster.
+    /// The connection slots of the administration listener.
     pub fn admin_connections(&self) -> Arc<ConnectionSlots> {
         self.proxied_connections(self.admin)
     }
@@ -205,7 +205,7 @@ impl Budgets {
         self.request_bytes.used() + self.further_requests.used()
     }
 
-    /// Counts the memory of a request that begins. `is_alone`: no other request of its connection is running.
+    /// Counts the memory of a request that begins. `is_alone`: no other request is running on its connection.
     ///
     /// # Errors
     ///
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn held_refusals_leave_half_of_the_public_connections() {
+    fn held_refusals_leave_half_of_the_public_connections_free() {
         let now = tokio::time::Instant::now();
         for (mib, connections) in [(64, 358), (256, 1434), (1024, 5734), (4096, 10_000)] {
             let budgets = Budgets::new(mib << 20, 256);

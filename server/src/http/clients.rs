@@ -1,4 +1,4 @@
-//! Requests of OpenID Connect clients: the form in the body, the authentication of the client, and the errors of both
+//! Requests from OpenID Connect clients: the form in the body, the authentication of the client, and the errors of both
 //! (RFC 6749, 2.3 and 5.2).
 
 use std::{borrow::Cow, time::Duration};
@@ -36,10 +36,10 @@ use crate::{
 #[doc(hidden)]
 pub mod fuzzing;
 
-/// `Retry-After` while the Secret, the ConfigMap or a key of a client is missing. The operator publishes a new document
-/// within seconds after the object exists.
+/// `Retry-After` while a client's Secret, ConfigMap or key is missing. Once it exists, the operator publishes a new
+/// document within seconds.
 const MISSING_KEY_RETRY: Duration = Duration::from_secs(60);
-/// `Retry-After` until the first key of an algorithm is Active.
+/// `Retry-After` while no key for the algorithm of the ID token is Active yet.
 const FIRST_KEY_RETRY: Duration = Duration::from_secs(5);
 
 /// The form that a client sent. Each parameter occurs at most once. An empty parameter counts as missing.
@@ -51,7 +51,7 @@ enum Basic {
     Malformed,
 }
 
-/// The credentials of a request, with the decoded values.
+/// The decoded credentials of a request.
 struct RequestCredentials {
     basic: Option<Basic>,
     form: ClientForm,
@@ -159,7 +159,7 @@ pub async fn authenticate<'a, S: Ports>(
         return Err(Problem::new(ErrorCode::UnsupportedMediaType, why));
     }
     let sent = RequestCredentials { basic: Basic::from_headers(&request.headers), form: ClientForm(fields) };
-    let presented = sent.presented()?;
+    let presented = sent.presented_client()?;
     let base = &state.settings.base_url;
     let audiences = audiences(base, app, route);
     let audiences: Vec<&str> = audiences.iter().map(String::as_str).collect();
@@ -185,7 +185,7 @@ fn audiences(base: &IssuerUrl, app: &App, route: Route) -> [String; 3] {
     [app.doc.issuer.as_str().to_owned(), Route::Token.url(base, app.id()), route.url(base, app.id())]
 }
 
-/// The response to every client that did not authenticate (RFC 6749, 5.2). The challenge names the scheme that the
+/// The response to every client that fails to authenticate (RFC 6749, 5.2). The challenge names the scheme that the
 /// client used.
 pub fn invalid_client(app: &App, used_basic: bool) -> Problem {
     let challenge = if used_basic {
@@ -209,7 +209,7 @@ impl From<IdTokenError> for Problem {
 
 impl RequestCredentials {
     /// Returns the credentials of the request. Fails with 400 if the request uses two methods or names two clients.
-    fn presented(&self) -> Result<PresentedClient<'_>, Problem> {
+    fn presented_client(&self) -> Result<PresentedClient<'_>, Problem> {
         let form = &self.form;
         let (secret, assertion) = (form.get("client_secret"), form.get("client_assertion"));
         let methods = [self.basic.is_some(), secret.is_some(), assertion.is_some()];
@@ -251,7 +251,7 @@ mod tests {
         format!("Basic {}", STANDARD.encode(text))
     }
 
-    fn decoded(fields: &[&str]) -> Option<Option<(String, String)>> {
+    fn decode(fields: &[&str]) -> Option<Option<(String, String)>> {
         Basic::from_headers(&headers(fields)).map(|basic| match basic {
             Basic::Credentials { client_id, secret } => Some((client_id, secret)),
             Basic::Malformed => None,
@@ -261,31 +261,31 @@ mod tests {
     #[test]
     fn basic_credentials_are_form_decoded() {
         let credentials = |client_id: &str, secret: &str| Some(Some((client_id.to_owned(), secret.to_owned())));
-        assert_eq!(decoded(&[&basic("grafana:lks_abc-_")]), credentials("grafana", "lks_abc-_"));
-        assert_eq!(decoded(&[&basic("a%3Ab:p%2Bq+r:s%25")]), credentials("a:b", "p+q r:s%"));
-        assert_eq!(decoded(&[&basic("grafana:")]), credentials("grafana", ""));
-        assert_eq!(decoded(&[&basic("grafana:%zz")]), credentials("grafana", "%zz"));
+        assert_eq!(decode(&[&basic("grafana:lks_abc-_")]), credentials("grafana", "lks_abc-_"));
+        assert_eq!(decode(&[&basic("a%3Ab:p%2Bq+r:s%25")]), credentials("a:b", "p+q r:s%"));
+        assert_eq!(decode(&[&basic("grafana:")]), credentials("grafana", ""));
+        assert_eq!(decode(&[&basic("grafana:%zz")]), credentials("grafana", "%zz"));
         let lower_case = basic("grafana:x").replace("Basic", "bASIC");
-        assert_eq!(decoded(&[&lower_case]), credentials("grafana", "x"));
-        assert_eq!(decoded(&["Bearer abc", &basic("grafana:x")]), credentials("grafana", "x"));
+        assert_eq!(decode(&[&lower_case]), credentials("grafana", "x"));
+        assert_eq!(decode(&["Bearer abc", &basic("grafana:x")]), credentials("grafana", "x"));
     }
 
     #[test]
     fn malformed_basic_credentials_are_recognized() {
-        assert_eq!(decoded(&[]), None);
+        assert_eq!(decode(&[]), None);
         for other in ["Bearer abc", "Digest x", "Basically x", "Bas"] {
-            assert_eq!(decoded(&[other]), None, "{other}");
+            assert_eq!(decode(&[other]), None, "{other}");
         }
         let (no_colon, not_utf8) = (basic("grafana"), format!("Basic {}", STANDARD.encode(b"graf\xffana:x")));
         let percent = basic("grafana:%FF");
         let unpadded = basic("grafana:ab").replace('=', "");
         let url_safe = "Basic Z3JhZmFuYTo_Pz8_".to_owned();
         for bad in ["Basic", "Basic ", "Basic %%%", &no_colon, &not_utf8, &percent, &unpadded, &url_safe, "Basic a b"] {
-            assert_eq!(decoded(&[bad]), Some(None), "{bad}");
+            assert_eq!(decode(&[bad]), Some(None), "{bad}");
             assert!(has_basic(&headers(&[bad])));
         }
         let twice = basic("grafana:x");
-        assert_eq!(decoded(&[&twice, &twice]), Some(None));
+        assert_eq!(decode(&[&twice, &twice]), Some(None));
         let mut binary = HeaderMap::new();
         binary.insert(AUTHORIZATION, HeaderValue::from_bytes(b"Basic \xff").unwrap());
         assert!(matches!(Basic::from_headers(&binary), Some(Basic::Malformed)));
@@ -294,7 +294,7 @@ mod tests {
     fn presented(authorization: &[&str], form: Value) -> Result<(Option<String>, &'static str), ErrorCode> {
         let Value::Object(form) = form else { panic!("an object") };
         let sent = RequestCredentials { basic: Basic::from_headers(&headers(authorization)), form: ClientForm(form) };
-        let presented = sent.presented().map_err(|problem| problem.code)?;
+        let presented = sent.presented_client().map_err(|problem| problem.code)?;
         Ok((presented.client_id.map(str::to_owned), presented.credentials.method().as_str()))
     }
 
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn only_an_app_with_clients_has_requests_of_clients() {
+    fn only_an_app_with_clients_gets_requests_from_clients() {
         let app = fixtures::provider(vec![fixtures::client("grafana")]);
         let without = fixtures::app(fixtures::rendered("shop"));
         let is_from = |app: &App, authorization: &[&str], body: &Value| {

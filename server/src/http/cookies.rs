@@ -41,8 +41,8 @@ impl CookieScheme {
     }
 }
 
-/// The names and values of the cookies of a request. A cookie that is not ASCII is ignored and does not affect the
-/// others, because any site of the same domain can set such a cookie.
+/// The names and values of the cookies in a request. A cookie that is not ASCII is ignored. It must not affect the
+/// other cookies, because any site of the same domain can set such a cookie.
 fn name_value_pairs(headers: &HeaderMap) -> impl Iterator<Item = (&str, &str)> {
     let pairs = headers.get_all(COOKIE).iter().flat_map(|field| field.as_bytes().split(|byte| *byte == b';'));
     pairs.filter_map(parse_pair)

@@ -93,7 +93,7 @@ mod tests {
     use super::*;
     use crate::fixtures;
 
-    fn listed() -> App {
+    fn test_app() -> App {
         let mut app = fixtures::provider(vec![fixtures::client("grafana")]);
         app.doc.allowed_origins =
             vec!["https://shop.example.com".parse().unwrap(), "http://localhost:3000".parse().unwrap()];
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn an_origin_must_match_exactly() {
-        let cors_for = |origins: &[&'static str]| Cors::from_request(&origin_headers(origins), &listed(), true);
+        let cors_for = |origins: &[&'static str]| Cors::from_request(&origin_headers(origins), &test_app(), true);
         assert_eq!(cors_for(&["https://shop.example.com"]), Cors::Listed("https://shop.example.com".parse().unwrap()));
         assert_eq!(cors_for(&["http://localhost:3000"]), Cors::Listed("http://localhost:3000".parse().unwrap()));
         for origins in [
@@ -128,7 +128,7 @@ mod tests {
     #[test]
     fn a_listed_origin_gets_all_cors_headers() {
         let mut headers = HeaderMap::new();
-        Cors::from_request(&origin_headers(&["https://shop.example.com"]), &listed(), false).apply(&mut headers);
+        Cors::from_request(&origin_headers(&["https://shop.example.com"]), &test_app(), false).apply(&mut headers);
         assert_eq!(headers[ACCESS_CONTROL_ALLOW_ORIGIN], "https://shop.example.com");
         assert_eq!(headers[ACCESS_CONTROL_ALLOW_CREDENTIALS], "true");
         assert_eq!(headers[VARY], "Origin");
@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn an_unlisted_origin_gets_only_a_vary_header() {
         let mut headers = HeaderMap::new();
-        Cors::from_request(&origin_headers(&["https://evil.example"]), &listed(), true).apply(&mut headers);
+        Cors::from_request(&origin_headers(&["https://evil.example"]), &test_app(), true).apply(&mut headers);
         assert_eq!(headers.len(), 1);
         assert_eq!(headers[VARY], "Origin");
         let mut headers = HeaderMap::new();
@@ -147,10 +147,10 @@ mod tests {
     }
 
     #[test]
-    fn the_page_of_a_client_gets_no_credentials_and_only_at_the_endpoints_for_clients() {
+    fn a_client_page_gets_cors_headers_without_credentials_and_only_at_endpoints_for_clients() {
         let mut request = origin_headers(&["https://grafana.example.com"]);
-        assert_eq!(Cors::from_request(&request, &listed(), false), Cors::Unlisted);
-        let cors = Cors::from_request(&request, &listed(), true);
+        assert_eq!(Cors::from_request(&request, &test_app(), false), Cors::Unlisted);
+        let cors = Cors::from_request(&request, &test_app(), true);
         let mut headers = HeaderMap::new();
         cors.apply(&mut headers);
         assert_eq!(headers[ACCESS_CONTROL_ALLOW_ORIGIN], "https://grafana.example.com");
@@ -165,14 +165,14 @@ mod tests {
     fn a_preflight_allows_methods_for_listed_origins_only() {
         let mut request = origin_headers(&["https://shop.example.com"]);
         request.insert(ACCESS_CONTROL_REQUEST_METHOD, HeaderValue::from_static("POST"));
-        let response = Cors::from_request(&request, &listed(), false).options(&request, "POST, OPTIONS");
+        let response = Cors::from_request(&request, &test_app(), false).options(&request, "POST, OPTIONS");
         assert_eq!(response.status(), StatusCode::NO_CONTENT);
         assert_eq!(response.headers()[ACCESS_CONTROL_ALLOW_METHODS], "POST, OPTIONS");
         assert_eq!(response.headers()[ACCESS_CONTROL_ALLOW_HEADERS], "content-type, authorization, x-request-id");
         assert_eq!(response.headers()[ACCESS_CONTROL_MAX_AGE], "600");
 
         request.insert(ORIGIN, HeaderValue::from_static("https://evil.example"));
-        let response = Cors::from_request(&request, &listed(), true).options(&request, "POST, OPTIONS");
+        let response = Cors::from_request(&request, &test_app(), true).options(&request, "POST, OPTIONS");
         assert_eq!(response.status(), StatusCode::NO_CONTENT);
         assert!(!response.headers().contains_key(ACCESS_CONTROL_ALLOW_METHODS));
     }

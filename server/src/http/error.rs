@@ -52,7 +52,7 @@ macro_rules! error_codes {
                 Self::ALL.iter().copied().find(|code| code.as_str() == text)
             }
 
-            /// Whether the error names the user with whom the request conflicts.
+            /// Whether the error names the user that the request conflicts with.
             pub const fn names_user(self) -> bool {
                 matches!(self, Self::ExternalIdTaken | Self::IdentityTaken)
             }
@@ -172,7 +172,7 @@ pub struct Problem {
     pub status: StatusCode,
     pub description: Cow<'static, str>,
     pub fields: Vec<FieldProblem>,
-    /// The user with whom the request conflicts. Set only on the administration listener. Boxed, because every function
+    /// The user that the request conflicts with. Set only on the administration listener. Boxed, because every function
     /// that can fail returns a `Problem`.
     pub user_id: Option<Box<UserId>>,
     pub headers: Vec<(HeaderName, HeaderValue)>,
@@ -253,8 +253,8 @@ impl Problem {
         Self::new(ErrorCode::ProviderNotFound, "the App has no provider of this name")
     }
 
-    /// The error if a request of a browser names an unknown client. If a client fails to authenticate, the error is a
-    /// different one.
+    /// The error if a browser's request names an unknown client. A client that fails to authenticate gets a different
+    /// error.
     pub fn client_not_found() -> Self {
         Self::new(ErrorCode::InvalidClient, "the App has no such client")
             .with_status(ErrorCode::InvalidRequest.status())

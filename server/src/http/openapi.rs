@@ -111,13 +111,13 @@ mod tests {
     use super::*;
     use crate::http::error::ErrorCode;
 
-    fn generated() -> Value {
+    fn generated_document() -> Value {
         public_document(&"https://auth.example.com".parse().unwrap())
     }
 
     #[test]
     fn the_stored_document_is_up_to_date() {
-        let text = serde_json::to_string_pretty(&generated()).unwrap() + "\n";
+        let text = serde_json::to_string_pretty(&generated_document()).unwrap() + "\n";
         crate::http::docs::assert_up_to_date("openapi.json", &text);
         let text = serde_json::to_string_pretty(&administration_document()).unwrap() + "\n";
         crate::http::docs::assert_up_to_date("openapi-administration.json", &text);
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn every_reference_resolves() {
-        for document in [generated(), administration_document()] {
+        for document in [generated_document(), administration_document()] {
             let mut found = Vec::new();
             collect_references(&document, &mut found);
             assert!(found.len() > 50);
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn every_error_code_is_listed() {
-        let document = generated();
+        let document = generated_document();
         let listed = document.pointer("/components/schemas/ErrorCode").unwrap();
         for code in ErrorCode::ALL {
             assert!(listed.to_string().contains(&format!("\"{}\"", code.as_str())), "{}", code.as_str());
@@ -174,7 +174,7 @@ mod tests {
             names.sort();
             assert_eq!(operations, names);
         }
-        assert_complete::<Route>(&generated());
+        assert_complete::<Route>(&generated_document());
         assert_complete::<AdministrationRoute>(&administration_document());
     }
 }

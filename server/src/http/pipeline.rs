@@ -1,4 +1,4 @@
-//! The request pipeline of every listener: request id, route, log line, response headers, and catching of panics.
+//! The request pipeline of every listener: request id, route, log line, response headers, and handling of panics.
 
 use std::{future::Future, net::IpAddr, panic::AssertUnwindSafe, pin::Pin, sync::Arc, time::Duration};
 
@@ -104,7 +104,7 @@ pub trait Endpoints: Send + Sync + 'static {
     /// only at level debug.
     fn is_logged_at_debug(route: Self::Route) -> bool;
 
-    /// Whether a refusal of the route can be held (delayed). A held refusal occupies a connection, and only the public
+    /// Whether refusals on the route can be held (delayed). A held refusal occupies a connection, and only the public
     /// listener has enough connections.
     fn can_hold_refusal(_: Self::Route) -> bool {
         false
@@ -312,7 +312,7 @@ impl Service {
         self.pipeline.metrics().1
     }
 
-    /// Waits until every request that began has ended.
+    /// Waits until all running requests have ended.
     pub(super) async fn wait_until_finished(&self) {
         self.running.close();
         self.running.wait().await;

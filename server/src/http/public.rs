@@ -147,7 +147,7 @@ fn has_page(app: &App, route: PageRoute) -> bool {
     app.pages.is_some() && (app.has_clients() || !route.needs_clients())
 }
 
-/// Treats the paths and methods for clients as if they did not exist, unless there is an App and it has clients.
+/// Hides the paths and methods for clients, unless the App exists and has clients.
 fn only_with_clients(found: Lookup<Route>) -> Lookup<Route> {
     /// The methods of *userinfo* without clients.
     const USERINFO: &str = "GET, HEAD, OPTIONS";

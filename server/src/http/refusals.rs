@@ -20,8 +20,8 @@ use tracing::info;
 use super::quota::{Quota, QuotaPermit};
 use crate::domain::client::ClientAddress;
 
-/// How many early returns a client can make before its refusals are held. A page that sends a few requests at once, or
-/// a person who tries again, is not slowed down.
+/// How many early returns a client can make before its refusals are held. A page that sends a few requests at the same
+/// time, or a person who tries again, is not slowed down.
 const MAX_UNHELD_RETURNS: u32 = 3;
 /// How long the first held refusal is held. Each further early return doubles this time, up to [`MAX_HOLD`].
 const FIRST_HOLD: Duration = Duration::from_millis(500);
@@ -33,7 +33,7 @@ const MAX_REMEMBERED: Duration = Duration::from_secs(60);
 /// Maximum number of client addresses that are remembered. They take at most 1 MiB. Refusals of further clients are not
 /// held.
 const MAX_CLIENTS: usize = 8192;
-/// If the map of clients is full, clients whose time in `Retry-After` is over are removed, at most once per interval.
+/// If the map of clients is full, clients that can no longer return early are removed, at most once per interval.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// At most an eighth of the refusals that can be held are for one client address.
 const CLIENT_DIVISOR: usize = 8;
@@ -107,9 +107,9 @@ impl Refusals {
         }
     }
 
-    /// Counts a refusal at `now` of a request that started at `began`. Returns `None` if the refusal must be sent
-    /// immediately: the client has not returned early more than [`MAX_UNHELD_RETURNS`] times, or no more refusals can
-    /// be held.
+    /// Counts a refusal, and decides until when its response is held. The request started at `began`. Returns `None` if
+    /// the response must be sent immediately: the client has made at most [`MAX_UNHELD_RETURNS`] early returns, or no
+    /// more refusals can be held.
     pub(super) fn hold(
         &self,
         client: ClientAddress,

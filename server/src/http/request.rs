@@ -41,11 +41,11 @@ pub const MAX_VALUES: usize = 1000;
 /// form of 64 KiB such as `a&b&c…` would take 2 MiB as a map (specification: HTTP API, Request bodies).
 pub const MAX_PARAMETERS: usize = 64;
 const BOUNDS: Bounds = Bounds { depth: MAX_DEPTH, values: MAX_VALUES };
-/// Bounds of bodies with metadata: metadata of 8 KiB have at most 4,096 values.
+/// Bounds of bodies with metadata: 8 KiB of metadata has at most 4,096 values.
 pub const METADATA_BOUNDS: Bounds = Bounds { depth: MAX_DEPTH, values: 5000 };
 
-/// Bytes that are acquired from the memory budget first for a body of unknown length. Each further step doubles the
-/// number of acquired bytes.
+/// Number of bytes that a body of unknown length initially acquires from the memory budget. Each further step doubles
+/// the number of acquired bytes.
 const FIRST_RESERVATION: usize = 4 * 1024;
 
 /// The media type of forms (RFC 6749, appendix B).
@@ -83,7 +83,7 @@ pub trait RequestBody: Sized + JsonSchema {
 
 /// A type that is parsed from one field of a request.
 pub trait FromField: Sized {
-    /// Parses the text of the field, which is not empty.
+    /// Parses the text of the field. The text is not empty.
     fn from_text(text: &str) -> Result<Self, InvalidField>;
 
     fn schema() -> Schema;
@@ -183,7 +183,7 @@ impl InboundRequest {
         parse_fields(self.read_sent_body().await?.fields)
     }
 
-    /// Like [`Self::read_json_or_form`], for an endpoint at which different callers send different fields.
+    /// Like [`Self::read_json_or_form`], for an endpoint that gets different fields from different callers.
     pub async fn read_sent_body(&mut self) -> Result<SentBody, Problem> {
         let is_form = self.has_form();
         let fields = if is_form {

@@ -231,7 +231,7 @@ pub enum Verb {
 pub struct PathPattern<R> {
     segments: Vec<Segment>,
     routes: Vec<R>,
-    /// The methods of all routes of the path, as the value of the header `Allow`.
+    /// The methods that the path accepts, as the value of the header `Allow`.
     allow: String,
 }
 

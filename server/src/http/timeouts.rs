@@ -1,4 +1,4 @@
-//! Timeouts of a connection: for the headers of a request, for the next request, and for the writing of a response.
+//! Timeouts of a connection: for the headers of a request, for the next request, and for writing a response.
 //!
 //! hyper's own header timeout is disabled: it closes the connection without a response, also covers the time between
 //! requests, and does not run while hyper-util detects the HTTP version. [`TimeoutStream`] is below hyper and
@@ -405,7 +405,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TimeoutStream<T> {
         Pin::new(&mut self.get_mut().io).poll_flush(cx)
     }
 
-    /// Closes the write side, then reads for a while what the client still sends.
+    /// Closes the write side. Then, for a while, reads and discards what the client still sends.
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if this.linger.is_none() {

@@ -14,8 +14,8 @@ const DELAYS: [Duration; 7] = [
 ];
 
 /// The maximum number of attempts. The first six delays take 51 minutes, and the other 47 take an hour each: two days
-/// in total. The limit is a number of attempts, not of days, so that a mail does not become a dead letter because of
-/// time in which no attempt was possible.
+/// in total. The limit counts attempts, not days, so that time in which no attempt was possible does not turn a mail
+/// into a dead letter.
 pub(super) const MAX_ATTEMPTS: u32 = 54;
 
 /// The delay after a failure. `attempts` is the number of failures before this one. `None` after the last attempt.
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn the_delay_of_an_epoch_grows_to_32_seconds() {
+    fn the_delay_before_an_epoch_is_sent_again_grows_to_32_seconds() {
         let waits: Vec<_> = [0, 1, 5, 6, u32::MAX].map(|attempts| for_epoch(attempts, 0.5).as_secs()).into();
         assert_eq!(waits, [1, 2, 32, 32, 32]);
     }

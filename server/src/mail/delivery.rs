@@ -74,7 +74,7 @@ impl<S: Users + Codes + Sessions + GroupChanges + Send + Sync + 'static> OutboxD
         Self { stores, apps, env, relays: RelayPool::new(settings), metrics, templates: TemplateCache::default() }
     }
 
-    /// `former`: the email address that gets the mail, if it is a former address of the user.
+    /// `former`: a former email address of the user. If it is set, this address gets the mail.
     async fn deliver_mail(&self, claimed: &ClaimedRow, mail: &Mail, former: Option<&Email>) -> DeliveryOutcome {
         let (outcome, attempt) = match self.try_deliver_mail(claimed, mail, former).await {
             Ok(outcomes) => outcomes,
@@ -423,7 +423,7 @@ pub(super) fn route(app: &AppId, display_name: &str, mail: &RenderedMail, settin
     }
 }
 
-/// A mailbox from a manifest: an email address, or `Name <address>`, with the name optionally in quotes.
+/// Parses a mailbox from a manifest: an email address, or `Name <address>`, with the name optionally in quotes.
 fn parse_mailbox(mailbox: &str) -> Option<Mailbox> {
     let (name, address) = match mailbox.trim_end().strip_suffix('>') {
         Some(rest) => rest.rsplit_once('<')?,
@@ -435,7 +435,7 @@ fn parse_mailbox(mailbox: &str) -> Option<Mailbox> {
     Some(Mailbox::new(name, address.parse().ok()?))
 }
 
-/// A time in readable form, in UTC, with the time zone.
+/// Formats a time for a mail: in UTC, with the time zone.
 fn format_time(time: OffsetDateTime) -> String {
     let format = format_description!("[day padding:none] [month repr:long] [year], [hour]:[minute] UTC");
     time.to_offset(time::UtcOffset::UTC).format(&format).unwrap_or_default()
@@ -618,7 +618,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_relay_or_a_sender_there_is_no_route() {
+    fn there_is_no_route_without_a_relay_or_a_sender() {
         assert!(route_summary(&mail(None, RenderedSmtp::Unresolved), true).is_none());
         assert!(route_summary(&mail(Some("a@b.example"), RenderedSmtp::Install), false).is_none());
         assert!(route_summary(&mail(None, RenderedSmtp::Own(relay("own"))), false).is_none());
@@ -629,7 +629,7 @@ mod tests {
         assert_eq!(format_time(datetime!(2026-11-02 00:05 +02:00)), "1 November 2026, 22:05 UTC");
     }
 
-    /// Stores that support only the calls of the tested deliveries.
+    /// Stores that support only the calls that the tested deliveries make.
     #[derive(Default)]
     struct FakeStores {
         user: Option<User>,
@@ -889,7 +889,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_mail_that_cannot_be_attempted_waits_and_is_not_counted() {
+    async fn a_mail_that_cannot_be_attempted_waits_without_using_up_an_attempt() {
         // Nothing listens on port 9. These deliveries never connect to it.
         let delivery = deliverer(FakeStores { user: Some(user()), codes: None, replication: None }, 9);
         let now = delivery.env.now();

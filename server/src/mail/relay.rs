@@ -33,7 +33,7 @@ use super::{
 };
 use crate::outbound::{ResolveError, lookup_host, tls_roots::TlsRoots};
 
-/// Timeout of one mail: DNS lookup, connection, TLS, authentication and SMTP.
+/// Timeout for sending one mail: DNS lookup, connection, TLS, authentication and SMTP.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a connection can be idle before it is closed. Relays also close idle connections: Postfix after 300 s,
 /// other relays after 30 s.
@@ -123,7 +123,7 @@ impl RelayPool {
         });
     }
 
-    /// An idle connection that still works, and the number of mails that were sent over it.
+    /// Returns an idle connection that still works, and the number of mails that were sent over it.
     async fn acquire(&self, key: &ConnectionKey) -> Option<(AsyncSmtpConnection, u32)> {
         loop {
             let idle = self.idle.lock().get_mut(key)?.pop()?;
@@ -267,7 +267,7 @@ pub(super) mod tests {
         received
     }
 
-    /// A relay for one connection. Returns its port and what it receives.
+    /// Starts a relay that serves one connection. Returns its port and what it receives.
     pub(in crate::mail) async fn test_relay(script: Replies) -> (u16, JoinHandle<Vec<String>>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -422,7 +422,7 @@ pub(super) mod tests {
     }
 
     #[tokio::test]
-    async fn without_a_valid_certificate_nothing_is_sent() {
+    async fn nothing_is_sent_without_a_valid_certificate() {
         for tls in [SmtpTls::Implicit, SmtpTls::Starttls] {
             let (port, received) = test_relay(&[("EHLO", "250 STARTTLS\r\n"), ("STARTTLS", "220 go on\r\n")]).await;
             let error = relays().send(&route(port, tls), test_mail()).await.unwrap_err();

@@ -33,7 +33,7 @@ const DELIVERY_TIMEOUT: Duration = Duration::from_secs(40);
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// How often the metrics of the backlog are updated.
 const BACKLOG_INTERVAL: Duration = Duration::from_secs(15);
-/// The time that deliveries in progress have to finish at shutdown: enough to send one mail and finish its row.
+/// How long running deliveries can continue after shutdown begins: enough to send one mail and finish its row.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Delivers the rows of the outbox until shutdown.
@@ -317,7 +317,7 @@ mod tests {
         }
     }
 
-    /// Delivers rows immediately, except those of the App `hangs`, which wait for a permit of `released`.
+    /// Delivers rows immediately, except those of the App `hangs`, which wait for a permit from `released`.
     struct FakeDeliverer {
         released: Semaphore,
         started: mpsc::UnboundedSender<String>,
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn at_shutdown_nothing_is_claimed_and_running_deliveries_finish() {
+    async fn nothing_is_claimed_and_running_deliveries_finish_at_shutdown() {
         let mut running = run(FakeOutbox::with(&[("hangs", 6)]));
         running.wait_for_started_apps(4).await;
         running.shutdown.cancel();

@@ -1,4 +1,4 @@
-//! The HTTP client for calls that Apps cause. It connects only to IP addresses that the installation allows, and only
+//! The HTTP client for calls on behalf of Apps. It connects only to IP addresses that the installation allows, and only
 //! over TLS, except in development. It does not follow redirects.
 
 use std::{
@@ -39,8 +39,8 @@ use crate::domain::identity::UnavailableReason;
 pub(crate) const MAX_RESPONSE_HEAD: usize = 32 * 1024;
 /// Timeout of a connection attempt to one IP address. Leaves time to try the host's next IP address.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
-/// Timeout of a name lookup if there is a proxy. A cluster with a proxy can have a DNS server that knows only the names
-/// of the cluster, and that is slow to report that a name is unknown.
+/// Timeout of a name lookup if there is a proxy. A cluster with a proxy can have a DNS server that knows only names in
+/// the cluster and is slow to report that a name is unknown.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
 /// The value of the header `User-Agent`. GitHub and Discord reject calls without this header.
 const USER_AGENT_VALUE: &str = concat!("Latchkey/", env!("CARGO_PKG_VERSION"));

@@ -1,4 +1,5 @@
-//! The static files of the pages. The name of a file contains a hash of its content, so browsers can keep it forever.
+//! The static files of the pages. The name of a file contains a hash of its content, so browsers can cache the file
+//! forever.
 
 use std::sync::LazyLock;
 
@@ -35,8 +36,8 @@ pub struct Asset {
 #[derive(Clone, Copy, Debug)]
 pub struct FoundAsset {
     pub asset: &'static Asset,
-    /// False if the name has the hash of another version of the file. While servers are replaced, a page of an older or
-    /// newer server can request such a name. The response to such a request must not be cached.
+    /// False if the name has the hash of another version of the file. While servers are replaced, a page from an older
+    /// or newer server can request such a name. The response to such a request must not be cached.
     pub is_current: bool,
 }
 

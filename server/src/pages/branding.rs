@@ -35,7 +35,7 @@ pub struct Branding {
     minimum_password_length: u32,
     #[serde(skip)]
     languages: Vec<Language>,
-    /// The serialized fields, as the value `app` of templates.
+    /// The serialized fields, which templates read as `app`.
     #[serde(skip)]
     value: Value,
 }
@@ -94,7 +94,7 @@ impl Branding {
         branding
     }
 
-    /// The value `app` of templates.
+    /// The value that templates read as `app`.
     pub(super) fn value(&self) -> Value {
         self.value.clone()
     }

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::texts::PageTexts;
 use crate::http::error::{ErrorCode, FieldCode, Problem};
 
-/// Why a form was refused, or why there is only an error page.
+/// Why a form was refused, or why only an error page is shown.
 #[derive(Clone, Debug)]
 pub struct PageError {
     pub code: ErrorCode,

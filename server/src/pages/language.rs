@@ -5,30 +5,30 @@ use latchkey_crds::pages::Language;
 /// The maximum number of entries of `Accept-Language` that are read. Browsers send fewer than ten.
 const MAX_ENTRIES: usize = 32;
 
-/// Returns the language of the App that the user prefers most, otherwise the App's default. Each item of `preferences`
-/// contains language tags separated by spaces. The most important item is the first: the parameter `lang`, then
-/// `ui_locales`, then the cookie.
+/// Of the App's languages, returns the one that the user prefers most, or the default if no preference matches. Each
+/// item of `preferences` contains language tags separated by spaces. The most important item is the first: the
+/// parameter `lang`, then `ui_locales`, then the cookie.
 pub fn choose_language(
     languages: &[Language],
     preferences: impl IntoIterator<Item = impl AsRef<str>>,
     accept_language: Option<&str>,
 ) -> Language {
     let preferred =
-        preferences.into_iter().find_map(|tags| tags.as_ref().split(' ').find_map(|tag| find(languages, tag)));
+        preferences.into_iter().find_map(|tags| tags.as_ref().split(' ').find_map(|tag| language_of(languages, tag)));
     preferred
-        .or_else(|| accepted(languages, accept_language?))
+        .or_else(|| highest_weighted_language(languages, accept_language?))
         .or_else(|| languages.first().copied())
         .unwrap_or_default()
 }
 
-/// The language with the highest weight in `Accept-Language` (RFC 9110, 12.5.4). The first of several with the same
-/// weight is returned.
-fn accepted(languages: &[Language], accept_language: &str) -> Option<Language> {
+/// The language with the highest weight in `Accept-Language` (RFC 9110, 12.5.4). If several languages have this weight,
+/// returns the first of them.
+fn highest_weighted_language(languages: &[Language], accept_language: &str) -> Option<Language> {
     let mut best: Option<(f32, Language)> = None;
     for entry in accept_language.split(',').take(MAX_ENTRIES) {
         let (tag, parameter) = entry.split_once(';').unwrap_or((entry, "q=1"));
         let weight: f32 = parameter.trim().strip_prefix("q=").and_then(|weight| weight.parse().ok()).unwrap_or(0.0);
-        if let Some(language) = find(languages, tag.trim())
+        if let Some(language) = language_of(languages, tag.trim())
             && weight > best.map_or(0.0, |(weight, _)| weight)
         {
             best = Some((weight, language));
@@ -38,7 +38,7 @@ fn accepted(languages: &[Language], accept_language: &str) -> Option<Language> {
 }
 
 /// The language of a tag. Only the first subtag counts: `de-AT` is German (RFC 4647, 3.4).
-fn find(languages: &[Language], tag: &str) -> Option<Language> {
+fn language_of(languages: &[Language], tag: &str) -> Option<Language> {
     let primary = tag.split('-').next()?;
     languages.iter().copied().find(|language| primary.eq_ignore_ascii_case(language.as_str()))
 }

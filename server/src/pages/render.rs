@@ -24,12 +24,12 @@ pub struct PageContext<'a> {
     pub error: Option<&'a PageError>,
     /// The value of the field `csrf`.
     pub csrf: &'a str,
-    /// The value of the field `user`, which the forms of the account have.
+    /// The value of the field `user` in the forms of the account.
     pub user: Option<&'a str>,
     /// The transaction that forms and links carry.
     pub tx: Option<&'a str>,
-    /// The transaction of the link to a new login, which leads back to this page. `None`: the link has the same
-    /// transaction as the other links.
+    /// The transaction in the link to a new login. After that login, the user returns to this page. `None`: the link
+    /// has the same transaction as the other links.
     pub login_tx: Option<&'a str>,
     pub request_id: &'a str,
 }
@@ -108,12 +108,12 @@ static ENVIRONMENT: LazyLock<Environment<'static>> = LazyLock::new(|| {
     environment
 });
 
-/// The templates, with the sources of those that they include by name.
+/// The templates, with the sources of included templates inserted ([`expand`]).
 static EXPANDED: LazyLock<Vec<(&str, String)>> =
     LazyLock::new(|| TEMPLATES.iter().map(|(name, source)| (*name, expand(source))).collect());
 
 /// Replaces each `{% include "NAME" %}` by the source of the template NAME. MiniJinja would render the included
-/// template separately, which takes longer. An include whose name is a variable stays.
+/// template separately, which takes longer. An include that names a variable stays.
 fn expand(source: &str) -> String {
     let (before, included) = match source.split_once("{% include \"") {
         Some((before, rest)) => (before, rest.split_once("\" %}").expect("the tests expand every template")),
@@ -161,7 +161,7 @@ pub fn render<V: View>(view: &V, context: &PageContext<'_>) -> String {
     template.render(values).expect("the tests render every view")
 }
 
-/// The page in each language of the App. Empty if there is only one.
+/// Links to the page in each language of the App. Empty if the App has only one language or the view has no path.
 fn language_links<V: View>(view: &V, context: &PageContext<'_>) -> Vec<LanguageLink> {
     let PageContext { branding, texts, tx, .. } = *context;
     if V::PATH.is_empty() || branding.languages().len() < 2 {

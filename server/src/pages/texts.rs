@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_of_a_client_does_not_change_the_direction_of_its_sentence() {
+    fn the_name_of_a_client_does_not_change_the_direction_of_the_sentence() {
         let texts = PageTexts::new(Language::En, None);
         let title = texts.format("consent-title", &[("client", "\u{5d0}\u{5d1}")]);
         assert_eq!(title, "\u{2068}\u{5d0}\u{5d1}\u{2069} wants to use your account");

@@ -11,8 +11,8 @@ use crate::domain::pages::settings::Theme;
 const TEXT_CONTRAST: f64 = 4.5;
 /// The lowest contrast of the border of a control, and of an icon (WCAG 2.2, 1.4.11).
 const CONTROL_CONTRAST: f64 = 3.0;
-/// The lowest contrast of text on the page around the card. If no darker color has this contrast, the page has the
-/// background of the card.
+/// The lowest contrast of text on the page around the card. If the darker page color does not have this contrast, the
+/// page gets the background of the card.
 const CANVAS_CONTRAST: f64 = 7.0;
 
 const BLACK: Rgb = Rgb([0, 0, 0]);
@@ -64,10 +64,10 @@ fn palette(accent: Rgb, background: Rgb) -> Palette {
         ("hover", background.tint(text, 6, &[text, accent])),
         ("accent", accent),
         ("on-accent", accent.text_color()),
-        ("accent-hover", accent.pressed()),
+        ("accent-hover", accent.hover_color()),
         ("danger", danger),
         ("on-danger", danger.text_color()),
-        ("danger-hover", danger.pressed()),
+        ("danger-hover", danger.hover_color()),
         ("danger-soft", soft(danger)),
         ("done", done),
         ("done-soft", soft(done)),
@@ -178,8 +178,8 @@ impl Rgb {
             .unwrap_or(self)
     }
 
-    /// The color of a button under the mouse pointer. It has more contrast to the text of the button.
-    fn pressed(self) -> Self {
+    /// The color of a button under the mouse pointer. It has more contrast with the text of the button.
+    fn hover_color(self) -> Self {
         self.mix(if self.text_color() == BLACK { WHITE } else { BLACK }, 12)
     }
 }

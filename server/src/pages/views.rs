@@ -42,8 +42,8 @@ pub trait View: Serialize {
         None
     }
 
-    /// Whether every view of this type for which this is true has the same HTML, for one App and language. The HTML is
-    /// then rendered once for all browsers.
+    /// Whether the view contains nothing that depends on the user or the request. The HTML is then rendered once per
+    /// App and language, for all browsers.
     fn is_shared(&self) -> bool {
         false
     }
@@ -262,7 +262,7 @@ pub struct ApplicationRow<'a> {
 pub struct ConsentPage<'a> {
     /// The display name of the Client.
     pub client: &'a str,
-    /// The host of the redirect URL, or its scheme if a program on the device receives it.
+    /// The host of the redirect URL, or its scheme if a program on the device receives the response.
     pub host: &'a str,
     /// Whether a program on the device receives the response. Any program there could have started the request.
     pub on_device: bool,
@@ -324,6 +324,7 @@ impl View for LoginPage<'_> {
         texts.format("login-title", &[])
     }
 
+    /// Of all notices, only this one is shown at the end of a session.
     fn session_ended(&self) -> bool {
         self.notice == Some(LoginNotice::AccountDeleted)
     }

@@ -1,5 +1,5 @@
-//! The authority (who issued the subject) of identities that are not read from the provider, for example of imported
-//! users.
+//! Determines the authority (who issued the subject) of identities that do not come from the provider, for example
+//! those of imported users.
 
 use latchkey_crds::rendered::ProviderSettings;
 use serde_json::Value;

@@ -97,8 +97,9 @@ impl<T: MemorySize + Send + Sync + 'static> DocumentCache<T> {
         }
     }
 
-    /// Returns a newer document than `stale`, which lacks what the caller needs. Returns `None` if the fetch fails.
-    /// Also returns `None` if the last fetch for this reason has ended, but began less than [`RETRY_INTERVAL`] ago.
+    /// Returns a newer document than `stale`, in which the caller did not find what it needs. Returns `None` if the
+    /// fetch fails. Also returns `None`, without a fetch, if the last fetch of a newer document has ended, but began
+    /// less than [`RETRY_INTERVAL`] ago.
     pub(super) async fn get_newer(
         &self,
         url: &str,
@@ -316,7 +317,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn with_a_stale_copy_a_hanging_provider_delays_callers_only_briefly() {
+    async fn a_hanging_provider_delays_callers_only_briefly_if_there_is_a_stale_copy() {
         let fixture = Fixture::new();
         assert_eq!(fixture.get(true).await, Ok(1));
         fixture.advance(100_000);
@@ -387,7 +388,7 @@ mod tests {
         assert_eq!(cached(), ("a b".to_owned(), MAX_CACHE_BYTES));
         put("c", 1).await;
         assert_eq!(cached(), ("a c".to_owned(), half + 1));
-        // In the sum, the size of the newer document replaces the size of the older one.
+        // In the total, the size of the newer document replaces the size of the older document.
         fixture.advance(3600);
         put("a", 2).await;
         assert_eq!(cached(), ("a c".to_owned(), 3));

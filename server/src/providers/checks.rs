@@ -1,4 +1,4 @@
-//! Checks whether providers can be reached and accept our client: after each change of a Provider, and at intervals.
+//! Checks whether providers can be reached and accept our client: after each change to a Provider, and at intervals.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -31,7 +31,7 @@ use crate::{
     },
 };
 
-/// How often due checks are started and changes of Apps are read.
+/// How often due checks are started and changes to Apps are read.
 const TICK: Duration = Duration::from_secs(1);
 /// After a check with the result `Reachable`, the next check follows after this time, plus or minus 25 %, so that
 /// servers do not check at the same time.

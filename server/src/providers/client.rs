@@ -69,7 +69,7 @@ impl<'a> ProviderConfig<'a> {
         Ok(Self { preset, settings, permit: permit.clone(), mapping })
     }
 
-    /// Like [`Self::new`], for an operation that reads the user's identity in an App.
+    /// Like [`Self::new`], but with the App's settings for groups. For operations that read the user's identity.
     pub(super) fn of_app(provider: &'a RenderedProvider, permit: &Permit) -> Result<Self, UnusableReason> {
         let mut config = Self::new(&provider.settings, permit)?;
         config.mapping.groups.clone_from(&provider.groups);

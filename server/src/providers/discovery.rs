@@ -73,7 +73,7 @@ pub(super) struct KeySetSource {
 /// The accepted values of `iss`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum AcceptedIssuers {
-    /// The provider documents no issuer: no ID token is accepted, and `iss` of callbacks is not checked.
+    /// The provider has no documented issuer: no ID token is accepted, and `iss` in callbacks is not checked.
     Unknown,
     /// The issuer, and other names for it.
     Known { issuer: String, aliases: &'static [&'static str] },
@@ -124,7 +124,7 @@ impl MemorySize for Metadata {
 // === impl AcceptedIssuers ===
 
 impl AcceptedIssuers {
-    /// The authority of an identity whose token has this `iss`. `None` if `iss` is not accepted.
+    /// The authority of an identity with this `iss` in its token. `None` if `iss` is not accepted.
     pub(super) fn authority(&self, iss: &str, tenant: Option<&str>) -> Option<String> {
         match self {
             Self::Unknown => None,
@@ -138,7 +138,7 @@ impl AcceptedIssuers {
         }
     }
 
-    /// Whether `iss` of a callback is accepted (RFC 9207, 2.4).
+    /// Whether `iss` in a callback is accepted (RFC 9207, 2.4).
     fn is_valid_in_callback(&self, iss: &str) -> bool {
         match self {
             Self::Unknown => true,
@@ -160,7 +160,7 @@ pub(super) fn is_tenant_id(tenant: &str) -> bool {
 // === impl Endpoints ===
 
 impl Endpoints {
-    /// Validates `iss` of a callback. If `iss` is present, its value must be accepted. If the provider announces `iss`,
+    /// Validates `iss` in a callback. If `iss` is present, its value must be accepted. If the provider announces `iss`,
     /// it must be present.
     pub(super) fn validate_iss(&self, iss: Option<&str>) -> Result<(), ProviderError> {
         match iss {

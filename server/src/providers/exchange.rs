@@ -208,7 +208,7 @@ impl Inner {
     }
 }
 
-/// Maps a failed call of a token endpoint to a [`ProviderError`].
+/// Converts the error of a call to a token endpoint into a [`ProviderError`].
 fn token_endpoint_error(
     client: &ProviderConfig<'_>,
     error: RequestTokenError<HttpCallError, BasicErrorResponse>,

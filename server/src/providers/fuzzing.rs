@@ -72,7 +72,7 @@ impl KeySet {
         self.0.is_empty()
     }
 
-    /// Validates an ID token in full. `supported`: the signing algorithms of the provider's discovery document.
+    /// Validates an ID token in full. `supported`: the signing algorithms in the provider's discovery document.
     pub fn verify(
         &self,
         token: &str,

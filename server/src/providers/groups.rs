@@ -79,7 +79,7 @@ mod tests {
         let claim = |count: usize| Value::from((0..count).map(|number| format!("g{number}")).collect::<Vec<_>>());
         assert_eq!(names(&claim(500), &settings("corp:", &[])).len(), 500);
         assert!(names(&claim(501), &settings("corp:", &[])).is_empty());
-        // Only groups whose names match the patterns count.
+        // Only groups that match the patterns are counted.
         assert_eq!(names(&claim(2000), &settings("corp:", &["g7", "g1999"])).len(), 2);
     }
 

@@ -23,8 +23,8 @@ const MAX_KEYS: usize = 64;
 const MAX_KEY_ID_LENGTH: usize = 255;
 /// Maximum length of one number of a key, in bytes: 8,192 bits in base64url, the largest RSA modulus that is supported.
 const MAX_KEY_NUMBER_LENGTH: usize = 1366;
-/// Maximum length of an ID token or access token, in bytes. Tokens of Microsoft have about 4 KiB, with 200 groups about
-/// 12 KiB.
+/// Maximum length of an ID token or access token, in bytes. Microsoft's tokens have about 4 KiB, or 12 KiB with 200
+/// groups.
 pub(super) const MAX_TOKEN_LENGTH: usize = 32 * 1024;
 /// Maximum length of a token's encoded header, in bytes. Most headers have about 100 bytes, headers with a certificate
 /// chain about 4 KiB.

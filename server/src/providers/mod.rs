@@ -155,7 +155,7 @@ impl SocialProviders {
         authorization_url(&client, endpoints, request)
     }
 
-    /// Validates `iss` of a callback without a code (RFC 9207).
+    /// Validates `iss` in a callback that has no code (RFC 9207).
     pub async fn validate_issuer(
         &self,
         permit: &Permit,
@@ -223,7 +223,7 @@ impl Inner {
     }
 
     /// Validates an ID token. If its key is unknown, fetches newer keys and validates the token with them. The outer
-    /// error is a failed call of the provider; the inner error says what is wrong with the token.
+    /// error is a failed call to the provider; the inner error says what is wrong with the token.
     async fn validate_id_token(
         &self,
         client: &ProviderConfig<'_>,

@@ -14,22 +14,22 @@ use crate::domain::{
 /// ([`crate::outbound::client::MAX_RESPONSE_HEAD`]). A growing buffer takes up to twice the size of its content, so the
 /// responses of all operations take at most 24 MiB in total.
 const MAX_PER_SERVER: usize = 128;
-/// One namespace gets at most half of all permits, in case all its Providers hang. A namespace that holds as
-/// many permits as are still free gets no further permit: when the Providers of seven namespaces hang, an eighth
-/// namespace still gets a permit.
+/// Maximum number of permits of one namespace: half of all permits, in case all its Providers hang. In addition, a
+/// namespace must hold fewer permits than are free on the server to get another one: when the Providers of seven
+/// namespaces hang, an eighth namespace still gets a permit.
 const MAX_PER_NAMESPACE: usize = 64;
-/// Maximum number of permits of one Provider (specification: Limits, Provider calls). Likewise, a Provider that holds
-/// as many permits as are still free in its namespace gets no further permit: when five Providers hang, a sixth
-/// Provider still gets a permit. The method is from Choudhury and Hahne, Dynamic Queue Length Thresholds, 1998.
+/// Maximum number of permits of one Provider (specification: Limits, Provider calls). In addition, a Provider must hold
+/// fewer permits than are free in its namespace to get another one: when five Providers hang, a sixth Provider still
+/// gets a permit. The method is from Choudhury and Hahne, Dynamic Queue Length Thresholds, 1998.
 const MAX_PER_PROVIDER: usize = 32;
 /// Maximum number of permits of one client address at one Provider. At 300 ms per login, one client address can make 13
 /// logins per second.
 const MAX_PER_CLIENT_AND_PROVIDER: usize = 4;
 /// Maximum number of permits of one IPv6 /48 at one Provider: half of the Provider's permits remain for others.
 const MAX_PER_SITE_AND_PROVIDER: usize = 16;
-/// Maximum number of permits of one client address at all Providers of all Apps: an eighth of all permits. With a
-/// maximum of four, four users with the same client address who wait for a hanging provider would block all other users
-/// with that address from every other provider.
+/// Maximum number of permits of one client address at all Providers of all Apps: an eighth of all permits. If the
+/// maximum were four, four users who wait for a hanging provider would block every other user with their client
+/// address from all other providers.
 const MAX_PER_CLIENT: usize = 16;
 /// Maximum number of permits of one IPv6 /48 at all Providers.
 const MAX_PER_SITE: usize = 32;
@@ -184,7 +184,7 @@ mod tests {
         ClientAddress::from_ip(text.parse().unwrap())
     }
 
-    /// Tries to acquire one permit for each client of the list. Returns the acquired permits.
+    /// Tries to acquire one permit for each client in the list. Returns the acquired permits.
     fn acquire_all(
         permits: &Permits,
         provider: &SharedProviderKey,

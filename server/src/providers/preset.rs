@@ -41,7 +41,7 @@ pub(super) enum EndpointSource {
     Fixed {
         /// The authority of the identities consists of the preset's name and this URL.
         base_url: &'static str,
-        /// The `iss` of callbacks (RFC 9207), if the provider documents it.
+        /// The `iss` in callbacks (RFC 9207), if the provider documents it.
         issuer: Option<&'static str>,
         authorization: &'static str,
         token: &'static str,
@@ -104,7 +104,7 @@ pub(super) struct AddressList {
     pub(super) url: &'static str,
     /// A JSON pointer to the list. Empty if the list is the whole response.
     pub(super) list: &'static str,
-    /// The claim of a list entry that contains the email address.
+    /// In each list entry, the claim that contains the email address.
     pub(super) address: &'static str,
     /// The claim that is `true` in the entry of the primary email address.
     pub(super) primary: &'static str,
@@ -155,14 +155,14 @@ pub(super) enum TokenCheck {
         authentication: CheckAuthentication,
         /// A member of the response that must be `true`.
         valid_member: Option<&'static str>,
-        /// Members of the response with a client ID. At least one must be present. Each member that is present must
-        /// contain one of our client IDs.
+        /// Members of the response that contain a client ID. At least one must be present. Each member that is present
+        /// must contain one of our client IDs.
         client_id_members: &'static [&'static str],
         /// A member of the response that must equal the profile's subject.
         subject: Option<&'static str>,
         /// Statuses that mean that the token is not valid.
         invalid_token_statuses: &'static [u16],
-        /// Whether the endpoint accepts only tokens of `clientID`, and no tokens of `additionalClientIDs`.
+        /// Whether the endpoint accepts only tokens that were issued to `clientID`, not to `additionalClientIDs`.
         own_tokens_only: bool,
     },
     /// Introspection (RFC 7662) at the `introspection_endpoint`, if the discovery document names one.
@@ -187,7 +187,7 @@ pub(super) enum TokenLocation {
     Header(&'static str),
 }
 
-/// Client authentication of the request that checks a token.
+/// Client authentication in the request that checks a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CheckAuthentication {
     /// No authentication.

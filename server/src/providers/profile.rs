@@ -34,7 +34,7 @@ pub(super) struct SourceClaims {
     /// Whether the source states that the email address is verified. `None` if the source has no such claim.
     verified: Option<bool>,
     name: ClaimValue<Name>,
-    /// The groups of the source that the App's settings select. Also `Missing` if the App selects no groups.
+    /// The groups in the source that the App's settings select. Also `Missing` if the App selects no groups.
     groups: ClaimValue<Vec<GroupName>>,
 }
 
@@ -450,7 +450,7 @@ mod tests {
         );
     }
 
-    /// Returns the groups of the identity that these sources state.
+    /// Reads an identity from these sources, and returns its groups.
     fn groups(sources: &[&Value]) -> Vec<String> {
         let settings = test_settings("oidc", json!({ "issuer": "https://id.example", "claims": {} }));
         let mut client = test_client(&settings).unwrap();
@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_claim_with_groups_is_looked_up_elsewhere_only_if_groups_are_taken_over() {
+    fn a_missing_groups_claim_is_looked_up_elsewhere_only_if_the_app_uses_groups() {
         let settings = test_settings("oidc", json!({ "issuer": "https://id.example", "claims": { "name": "name" } }));
         let mut client = test_client(&settings).unwrap();
         let complete = json!({ "sub": "1", "name": "Ada" });
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn without_the_setting_for_groups_no_groups_are_read() {
+    fn no_groups_are_read_without_the_setting_for_groups() {
         let source = json!({ "sub": "1", "groups": ["staff"] });
         let oidc = json!({ "issuer": "https://id.example", "claims": {} });
         assert!(identity("oidc", oidc, &[&source]).unwrap().groups.is_empty());

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn the_id_of_a_row_depends_on_its_app_quarter_of_an_hour_and_name() {
+    fn the_id_of_a_row_depends_on_its_app_its_quarter_of_an_hour_and_its_name() {
         let id = row_id(&quarter("shop"), "login_refused  192.0.2.1");
         assert_eq!(id, row_id(&quarter("shop"), "login_refused  192.0.2.1"));
         assert_ne!(id, row_id(&quarter("shop"), "login_refused  192.0.2.2"));

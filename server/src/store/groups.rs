@@ -1,5 +1,5 @@
-//! The `Groups` and `GroupChanges` ports: Postgres has the memberships, and Redis has the groups of each user beside
-//! the profile.
+//! The `Groups` and `GroupChanges` ports: Postgres stores the memberships, and Redis stores each user's groups next to
+//! the user's profile.
 
 use std::sync::Arc;
 

@@ -28,7 +28,7 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 const WEBHOOKS_PER_QUERY: usize = 500;
 /// The number of failures in a row after which the receiver counts as failing.
 const MANY_FAILURES: u32 = 10;
-/// The age of the oldest event after which the consumer counts as being behind.
+/// A consumer counts as behind when its oldest event is older than this.
 const MAX_DELAY: time::Duration = time::Duration::hours(24);
 
 /// Reports the states of all webhooks until the future is dropped. While Postgres is unavailable, the last reports

@@ -37,7 +37,8 @@ const DISCARD_TIMEOUT: Duration = Duration::from_secs(1);
 /// The limits of idle connections. Few connections are kept, and only briefly, because an installation can have many
 /// receivers.
 const POOL: PoolLimits = PoolLimits { max_idle_per_host: 1, idle_timeout: Duration::from_secs(5) };
-/// The delay before the server retries an event whose webhook it currently does not know or cannot sign for.
+/// The delay before the server retries an event if it currently does not know the event's webhook or cannot sign for
+/// it.
 const UNKNOWN_WEBHOOK_DELAY: Duration = Duration::from_secs(30);
 
 /// Sends events to the receivers of all Apps.

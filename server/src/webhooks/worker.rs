@@ -1,5 +1,5 @@
-//! Claims due events and sends them concurrently, so that no receiver delays another one. Mails have a separate worker,
-//! so that receivers do not delay mails either.
+//! Claims due events and sends them concurrently, so that no receiver delays another receiver. Mails have a separate
+//! worker, so that receivers do not delay mails either.
 
 use std::{collections::HashMap, future::Future, sync::Arc, time::Duration};
 
@@ -23,8 +23,8 @@ const MAX_IN_FLIGHT: usize = 64;
 /// The maximum number of events that the server sends at the same time for the Apps of one namespace, so that one
 /// tenant cannot use up the deliveries of a server.
 const MAX_IN_FLIGHT_PER_NAMESPACE: usize = MAX_IN_FLIGHT / 2;
-/// The maximum number of webhooks whose events are claimed together. If more webhooks have due events, each claim
-/// starts at a random one of them.
+/// The maximum number of webhooks in one claim. If more webhooks have due events, each claim starts at a random
+/// webhook.
 const MAX_WEBHOOKS_PER_CLAIM: usize = 4 * MAX_IN_FLIGHT;
 /// The minimum time between two claims, so that many notifications cause few claims.
 const CLAIM_INTERVAL: Duration = Duration::from_millis(20);
@@ -71,8 +71,8 @@ impl<S: WebhookEvents + Send + Sync + 'static> WebhookWorker<S, super::EventSend
         Self { stores: Arc::new(stores), sender: Arc::new(sender), env, metrics }
     }
 
-    /// Runs until `shutdown`, then waits at most [`DRAIN_TIMEOUT`] for running deliveries. An event whose outcome is
-    /// not stored can be claimed again when its lease ends.
+    /// Runs until `shutdown`, then waits at most [`DRAIN_TIMEOUT`] for running deliveries. An event without a stored
+    /// outcome can be claimed again when its lease ends.
     pub async fn run(self, shutdown: CancellationToken) {
         tokio::join!(self.schedule(&shutdown), self.report_backlog(&shutdown));
     }
@@ -239,7 +239,7 @@ fn log_panic(ended: Result<(), tokio::task::JoinError>) {
 
 impl InFlight {
     /// Returns how many more events of the namespace can be sent if `free` more can be sent in total. A namespace gets
-    /// at most half of all deliveries, and at most as many as it leaves free for other namespaces, so that other
+    /// at most half of all deliveries, and never more than it leaves free for other namespaces, so that other
     /// namespaces can always send an event.
     fn room(&self, namespace: &str, free: usize) -> usize {
         let own = self.0.lock().get(namespace).copied().unwrap_or(0);
@@ -282,7 +282,7 @@ mod tests {
     };
 
     /// A queue in memory. It hands out at most 16 events of a webhook at a time. Another server has leased the events
-    /// of the webhooks whose names begin with `leased`.
+    /// of the webhooks named `leased…`.
     struct FakeQueue {
         due: Mutex<Vec<ClaimedEvent>>,
         in_flight: Mutex<BTreeMap<WebhookKey, usize>>,
@@ -395,13 +395,13 @@ mod tests {
         }
     }
 
-    /// The webhooks whose names begin with `hangs` belong to a separate namespace.
+    /// The webhooks named `hangs…` belong to a separate namespace.
     fn namespace_of(key: &WebhookKey) -> &'static str {
         if key.webhook.as_str().starts_with("hangs") { "loud" } else { "quiet" }
     }
 
-    /// Sends immediately. Events of webhooks whose names begin with `hangs` first wait for a permit. The webhook
-    /// `unknown` cannot be sent to.
+    /// Sends immediately, except to the webhooks named `hangs…`: their events first wait for a permit. Nothing can be
+    /// sent to the webhook `unknown`.
     struct FakeSender {
         released: Semaphore,
         started: mpsc::UnboundedSender<String>,
@@ -521,7 +521,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn events_of_a_webhook_that_the_server_cannot_send_stay_in_the_queue() {
+    async fn events_that_the_server_cannot_send_stay_in_the_queue() {
         let mut running = run(events("unknown", 3).chain(events("crm", 1)).collect());
         assert_eq!(running.wait_for_started(1).await, ["crm"]);
         running.finished.recv().await.unwrap();

@@ -15,8 +15,8 @@ use uuid::Uuid;
 use super::{AdministrationTest, Administrator};
 use crate::support::LIVE_LIMIT;
 
-/// A call of the administration API. The user and the webhook in its path do not exist. The calls about the group
-/// `staff` are made in the order of the table, in which the group is created before it is used.
+/// A call to the administration API. The user and the webhook in its path do not exist. The test makes the calls in the
+/// order of the table, which creates the group `staff` before it uses the group.
 pub(super) struct ApiCall {
     pub(super) method: &'static str,
     pub(super) path: &'static str,
@@ -27,7 +27,7 @@ pub(super) struct ApiCall {
     allowed: &'static [&'static str],
 }
 
-/// All calls of the administration API except those of pull webhooks.
+/// All calls of the administration API except those for pull webhooks.
 pub(super) const CALLS: [ApiCall; 23] = [
     call("GET", "users", None, 200, &["reads", "runs"]),
     call("POST", "users", Some(r#"{"email":"ada@example.com"}"#), 200, &["runs"]),
@@ -54,7 +54,7 @@ pub(super) const CALLS: [ApiCall; 23] = [
     call("POST", "dead-letters/retry", Some(r#"{"ids":["{ID}"]}"#), 200, &["runs"]),
 ];
 
-/// The calls of pull webhooks. The webhook `unknown` does not exist, and the server reports this before a missing
+/// The calls for pull webhooks. The webhook `unknown` does not exist. The server reports this error before a missing
 /// right.
 const PULL_CALLS: [ApiCall; 2] = [
     call("GET", "webhooks/unknown/events", None, 404, &["asks", "reads", "imports", "runs"]),
@@ -187,7 +187,7 @@ async fn a_call_is_in_flight_until_its_response_is_read() {
     .await;
 }
 
-/// Sends the head of a request whose body never comes.
+/// Sends the head of a request, and never sends its body.
 async fn send_head(test: &AdministrationTest, name: &str, path: &str, media_type: &str) -> TcpStream {
     let mut stream = TcpStream::connect(test.address()).await.unwrap();
     let head = format!(
@@ -201,7 +201,7 @@ async fn send_head(test: &AdministrationTest, name: &str, path: &str, media_type
 }
 
 #[tokio::test]
-async fn eight_calls_of_a_caller_and_two_imports_of_an_app_can_be_in_flight() {
+async fn a_caller_can_have_eight_calls_in_flight_and_an_app_two_imports() {
     let test = AdministrationTest::start().await;
     let mut held = Vec::new();
     for _ in 0..8 {

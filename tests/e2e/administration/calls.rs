@@ -1,4 +1,4 @@
-//! Requests that succeed, for every call of the administration API.
+//! For every call of the administration API, a request that succeeds.
 
 use http::StatusCode;
 use latchkey_tests::{builders::App, passwords::PASSWORD};
@@ -72,7 +72,7 @@ impl Target {
         Self { email, user, session, token, dead_letter }
     }
 
-    /// The status of a call with the access token of the session.
+    /// Calls the API with the access token of the session, and returns the status.
     pub(super) async fn session_status(&self, test_app: &TestApp, app: &App) -> StatusCode {
         test_app.client().with_token(app.id(), &self.token).get("user").await.status
     }

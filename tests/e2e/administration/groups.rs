@@ -16,8 +16,7 @@ use crate::{
 const EMAIL: &str = "ada@example.com";
 
 impl TestApp {
-    /// The names of the user's groups in Redis, which are stored with the user's profile. `None` if Redis does not have
-    /// them.
+    /// The names of the user's groups, which Redis stores with the user's profile. `None` if Redis does not have them.
     pub(crate) async fn groups_in_redis(&self, user: &str) -> Option<Vec<String>> {
         let mut redis = self.stack.redis().connect().await.expect("Redis is reachable");
         let key = format!("lk:{{{}:{user}}}:user", self.id());
@@ -32,7 +31,7 @@ impl TestApp {
     }
 }
 
-/// Creates a user who is logged in, and returns the id.
+/// Creates a user and logs in. Returns the user's id.
 async fn create_logged_in_user(test: &AdministrationTest, admin: &Administrator, email: &str) -> String {
     let user = admin.create(&json!({ "email": email, "email_verified": true, "password": PASSWORD })).await;
     test.test_app.client().login(test.test_app.id(), email, PASSWORD).await.expect(StatusCode::OK);
@@ -80,8 +79,8 @@ async fn groups_are_created_listed_changed_and_deleted() {
     let last = admin.get(&format!("groups?limit=2&cursor={next}")).await.expect(StatusCode::OK);
     assert_eq!(names(&last.body["groups"]), ["staff"]);
     assert_eq!(last.body.get("next"), None);
-    let of_other_call = admin.get(&format!("groups/staff/members?cursor={next}")).await;
-    of_other_call.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+    let wrong_cursor = admin.get(&format!("groups/staff/members?cursor={next}")).await;
+    wrong_cursor.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
     // A PUT without a title removes the title of the group.
     admin.put("groups/argo:admins", &json!({})).await.expect(StatusCode::OK);
     assert_eq!(admin.get("groups?limit=1").await.body["groups"][0]["title"], Value::Null);
@@ -174,9 +173,9 @@ async fn unknown_and_malformed_groups_and_users_get_404() {
     assert_eq!(admin.get("groups").await.body["groups"].as_array().unwrap().len(), 1);
 }
 
-/// Sends six calls at a time, because a caller can have at most eight calls in flight.
+/// Six calls compete for one free place. A caller can have at most eight calls in flight.
 #[tokio::test]
-async fn concurrent_calls_do_not_exceed_the_limits() {
+async fn concurrent_calls_do_not_exceed_the_limits_on_groups() {
     let test = AdministrationTest::start_with(unlimited_app("shop"), &[]).await;
     let (admin, app) = (test.admin(), test.test_app.id());
     let user = admin.create(&json!({ "email": EMAIL })).await;
@@ -235,7 +234,7 @@ async fn a_change_is_in_redis_when_the_call_returns() {
 }
 
 #[tokio::test]
-async fn without_redis_the_outbox_propagates_a_change_later() {
+async fn the_outbox_propagates_a_change_that_was_made_without_redis() {
     let test = AdministrationTest::start_on(Stack::builder().proxied(), unlimited_app("shop"), &[]).await;
     let (admin, test_app) = (test.admin(), &test.test_app);
     let user = create_logged_in_user(&test, &admin, EMAIL).await;

@@ -15,7 +15,7 @@ const REMOVAL_WAIT_LIMIT: Duration = Duration::from_secs(180);
 const BCRYPT: &str = "$2a$05$CCCCCCCCCCCCCCCCCCCCC.E5YPO9kmyuRGyh0XouQYb4YMJKvyOeW";
 
 #[tokio::test]
-async fn a_foreign_hash_that_no_login_replaced_is_removed_after_its_retention() {
+async fn a_foreign_hash_is_removed_after_its_retention_unless_a_login_has_replaced_it() {
     let app = unlimited_app("shop").set("/password/foreignHashRetentionDays", 30).webhook(&Webhook::pull(
         "sync",
         "shop",
@@ -76,7 +76,7 @@ async fn a_foreign_hash_that_no_login_replaced_is_removed_after_its_retention() 
     assert_eq!((&pulled[0]["type"], &pulled[0]["id"]), (&json!("user.password_changed"), &events[0]["id"]));
     assert_eq!(pulled[0]["data"]["user_id"], after["id"]);
 
-    // The user sets a new password with the code of a mail.
+    // The user sets a new password with a code from a mail.
     let code = test_app.request_reset_code("old@example.com", 1).await;
     client.confirm_password(id, "old@example.com", &code, PASSWORD).await.expect(StatusCode::OK);
     client.login(id, "old@example.com", PASSWORD).await.expect(StatusCode::OK);

@@ -15,14 +15,14 @@ use serde_json::{Value, json};
 use super::AdministrationTest;
 use crate::fault_support::unlimited_app;
 
-/// An import of some thousand users takes seconds, on a loaded machine longer.
+/// An import of a few thousand users takes seconds; a loaded machine takes longer.
 const IMPORT_LIMIT: Duration = Duration::from_secs(120);
 /// The beginning of a password hash that the service itself computes.
 const NATIVE_PREFIX: &str = "$argon2id$v=19$m=19456,t=2,p=1$";
 /// The maximum number of lines that the program sends in one request.
 const BATCH: i64 = 1000;
 
-/// An import that runs or has run. Its output is appended to a log.
+/// A process of the import program, running or ended. Its output is appended to a log.
 struct Import {
     process: Process,
     log: PathBuf,
@@ -54,7 +54,7 @@ impl Import {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Waits for the end, and asserts the exit code. Returns the output.
+    /// Waits until the import has ended, and asserts the exit code. Returns the output.
     async fn expect(&self, code: i32) -> String {
         let status = self.wait().await;
         assert_eq!(status.code(), Some(code), "{}", self.output());
@@ -67,7 +67,7 @@ fn line(prefix: &str, number: i64) -> Value {
 }
 
 #[tokio::test]
-async fn users_of_keycloak_log_in_with_their_passwords() {
+async fn users_from_keycloak_log_in_with_their_passwords() {
     let test = AdministrationTest::start_with(unlimited_app("shop"), &[]).await;
     let (admin, test_app) = (test.admin(), &test.test_app);
     let fixtures = process::root().join("import/tests/fixtures/keycloak");
@@ -121,7 +121,7 @@ async fn users_of_keycloak_log_in_with_their_passwords() {
 }
 
 #[tokio::test]
-async fn an_import_that_was_killed_is_resumed_by_repeating_it() {
+async fn repeating_a_killed_import_resumes_it() {
     let test = AdministrationTest::start_with(unlimited_app("shop"), &[]).await;
     let test_app = &test.test_app;
     let users = 12 * BATCH;
@@ -151,7 +151,7 @@ async fn an_import_that_was_killed_is_resumed_by_repeating_it() {
 }
 
 #[tokio::test]
-async fn a_server_killed_during_a_batch_has_imported_all_of_it_or_nothing() {
+async fn a_batch_is_imported_completely_or_not_at_all_if_the_server_is_killed() {
     let webhook = Webhook::pull("sync", "shop", "fetches", &["users.imported"]);
     let test = AdministrationTest::start_with(unlimited_app("shop").webhook(&webhook), &[]).await;
     let (importer, test_app) = (test.administrator("imports"), &test.test_app);

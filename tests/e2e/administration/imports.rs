@@ -54,7 +54,7 @@ async fn an_import_creates_each_user_once_and_can_be_repeated() {
 }
 
 #[tokio::test]
-async fn a_refused_line_does_not_prevent_the_others() {
+async fn a_refused_line_does_not_affect_the_other_lines() {
     let test = AdministrationTest::start().await;
     let admin = test.admin();
     let taken = admin.create(&json!({ "email": "taken@example.com", "external_id": "crm:taken" })).await;
@@ -212,7 +212,7 @@ async fn an_app_has_at_most_four_kinds_of_foreign_hashes() {
 }
 
 #[tokio::test]
-async fn a_batch_has_limits() {
+async fn an_import_has_size_limits_and_checks_its_query_and_media_type() {
     let test = AdministrationTest::start().await;
     let admin = test.admin();
     let too_large = async |text: String| {

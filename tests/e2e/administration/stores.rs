@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// The calls that need Redis (specification: Administration, Rules for all calls).
-const NEED_REDIS: [(&str, &str); 4] = [
+const REDIS_CALLS: [(&str, &str); 4] = [
     ("GET", "users/{ID}/sessions"),
     ("DELETE", "users/{ID}/sessions/{ID}"),
     ("POST", "users/{ID}/mails"),
@@ -55,7 +55,7 @@ async fn pull_calls(test: &AdministrationTest) -> [ApiResponse; 2] {
 }
 
 #[tokio::test]
-async fn without_postgres_every_call_is_unavailable_and_changes_nothing() {
+async fn every_call_is_unavailable_without_postgres_and_changes_nothing() {
     let test = start_behind_proxies(&["user.created"]).await;
     let (admin, test_app) = (test.admin(), &test.test_app);
     let app: &App = &test_app.app;
@@ -78,7 +78,7 @@ async fn without_postgres_every_call_is_unavailable_and_changes_nothing() {
     assert_eq!(target.session_status(test_app, app).await, StatusCode::OK, "no session has ended");
     assert_eq!(test_app.settled_mail_count(&target.email).await, 0);
 
-    // With Postgres, the same requests succeed.
+    // After the recovery, the same requests succeed.
     for ApiCall { method, path: template, .. } in CALLS {
         let target = Target::create(&test, app, &admin).await;
         let response = admin.send(request(&admin, (method, template), &target)).await;
@@ -90,7 +90,7 @@ async fn without_postgres_every_call_is_unavailable_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn without_redis_only_calls_about_sessions_and_limits_are_unavailable() {
+async fn only_calls_about_sessions_and_limits_are_unavailable_without_redis() {
     let test = start_behind_proxies(&["user.created"]).await;
     let (admin, test_app) = (test.admin(), &test.test_app);
     let app: &App = &test_app.app;
@@ -107,9 +107,9 @@ async fn without_redis_only_calls_about_sessions_and_limits_are_unavailable() {
     for ApiCall { method, path: template, .. } in CALLS {
         let call = (method, template);
         let response = admin.send(request(&admin, call, target_of(call))).await;
-        let expected = if NEED_REDIS.contains(&call) { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
+        let expected = if REDIS_CALLS.contains(&call) { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
         assert_eq!(response.status, expected, "{method} {template}: {}", response.text);
-        if NEED_REDIS.contains(&call) {
+        if REDIS_CALLS.contains(&call) {
             expect_unavailable(response);
         }
     }
@@ -127,7 +127,7 @@ async fn without_redis_only_calls_about_sessions_and_limits_are_unavailable() {
         .await;
         status == StatusCode::OK
     };
-    for call in NEED_REDIS {
+    for call in REDIS_CALLS {
         assert!(is_live(call).await, "{call:?} has ended no session");
         let path = format!("events?user={}", target_of(call).user);
         let events = admin.get(&path).await.expect(StatusCode::OK);
@@ -156,8 +156,7 @@ async fn a_change_that_is_cut_off_is_complete_or_absent() {
     let path = format!("users/{user}");
     let proxy = postgres_proxy(&test);
     let (mut refused, mut changes) = (0, 0);
-    // Each step cuts a connection after more bytes. The bytes of all connections count, also those of the workers that
-    // poll.
+    // Each step cuts a connection after more bytes. The count includes all connections, also those of polling workers.
     for step in 0..60 {
         let name = format!("Name {step}");
         proxy.set_trap(Trap::AfterBytes(1 + step * 250));

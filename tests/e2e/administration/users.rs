@@ -13,7 +13,7 @@ use crate::support::app;
 const EMAIL: &str = "ada@example.com";
 
 #[tokio::test]
-async fn a_created_user_logs_in_is_disabled_enabled_and_deleted() {
+async fn a_user_is_created_logs_in_and_is_disabled_enabled_and_deleted() {
     let test = AdministrationTest::start().await;
     let (admin, client, app) = (test.admin(), test.test_app.client(), test.test_app.id());
     let body = json!({
@@ -148,7 +148,7 @@ async fn a_conflict_names_the_other_user() {
 }
 
 #[tokio::test]
-async fn invalid_fields_are_named() {
+async fn an_error_names_the_invalid_fields() {
     let test = AdministrationTest::start_with(app().set("/allowedEmailDomains", json!(["example.com"])), &[]).await;
     let admin = test.admin();
     let invalid = async |body: Value| {
@@ -285,7 +285,7 @@ async fn a_mail_is_queued_only_if_the_user_can_use_it() {
 }
 
 #[tokio::test]
-async fn an_invited_user_of_an_app_with_closed_sign_up_sets_a_password() {
+async fn an_invited_user_can_set_a_password_although_sign_up_is_closed() {
     let test = AdministrationTest::start_with(app().set("/signUp", "Closed"), &[]).await;
     let (admin, client, app) = (test.admin(), test.test_app.client(), test.test_app.id());
     client.register(app, "Ada", EMAIL, PASSWORD).await.expect_error(StatusCode::FORBIDDEN, "registration_disabled");
@@ -321,7 +321,7 @@ async fn mails_that_administrators_request_have_a_separate_limit() {
 }
 
 #[tokio::test]
-async fn the_last_identity_of_a_user_without_an_address_is_not_removed() {
+async fn the_last_identity_of_a_user_without_an_address_cannot_be_removed() {
     let (github, gitlab) = (Provider::new("github", "github"), Provider::new("gitlab", "gitlab"));
     let app = app().set("/allowUsersWithoutEmail", true);
     let test = AdministrationTest::start_with(app, &[github, gitlab]).await;

@@ -11,8 +11,8 @@ const MIN_PASSED_RULES: u64 = 12;
 /// The width in CSS pixels at which a page must not scroll to the side (WCAG 2.2, success criterion 1.4.10).
 const NARROWEST: u32 = 320;
 
-/// Runs all rules of axe-core, also the one of WCAG 2.2 that is off by default. Returns the number of passed rules, and
-/// the violations as texts.
+/// Runs all rules of axe-core, including the WCAG 2.2 rule that is off by default. Returns the number of passed rules,
+/// and the violations as texts.
 const CHECK: &str = "
     const done = arguments[arguments.length - 1];
     const text = rule => rule.id + ': ' + rule.nodes.map(node => node.html + ' ' + node.failureSummary).join('; ');
@@ -26,7 +26,7 @@ fn axe() -> String {
     fs::read_to_string(process::root().join(AXE)).expect("axe-core is installed: run `make test`")
 }
 
-/// The violations of the page that the browser shows.
+/// The accessibility violations on the page that the browser shows.
 async fn violations(browser: &Browser) -> Vec<String> {
     let result = browser.run_async_script(CHECK).await;
     let violations = result["violations"].as_array().expect("violations").iter();

@@ -1,4 +1,4 @@
-//! Mail scanners with a browser, and other sites that use the pages against their users.
+//! Mail scanners that use a browser, and other sites that use the pages to attack users.
 
 use latchkey_tests::{
     browser::Browser,
@@ -11,7 +11,7 @@ use crate::{
     support::MAIL_LIMIT,
 };
 
-/// The buttons that send a form. The others change only what the page shows.
+/// The buttons that send a form. Other buttons change only what the page shows.
 const SENDING_BUTTONS: &str = "button:not([type=button])";
 
 /// Opens a page and presses each of its buttons. Then opens each link of this page, and of the pages to which the
@@ -41,7 +41,7 @@ async fn page_links(browser: &Browser) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_scanner_that_opens_links_runs_scripts_and_presses_every_button_changes_nothing() {
+async fn a_scanner_changes_nothing_even_if_it_runs_scripts_and_presses_every_button() {
     let pages = PagesTest::start().await;
     let base_url = pages.test_app.stack.base_url();
     pages.test_app.register(EMAIL).await;
@@ -52,7 +52,7 @@ async fn a_scanner_that_opens_links_runs_scripts_and_presses_every_button_change
     assert_eq!(pages.test_app.epoch_and_verified(EMAIL).await, before);
     assert_eq!(pages.test_app.session_count().await, 0);
 
-    // The user's own visit still works, and so does the link of a reset after a scan.
+    // The user can still confirm the address. A reset link still works after a scan, too.
     let browser = Browser::start().await.unwrap();
     browser.open(&confirm).await;
     browser.fill("#password", PASSWORD).await;
@@ -73,7 +73,7 @@ async fn a_scanner_that_opens_links_runs_scripts_and_presses_every_button_change
 }
 
 #[tokio::test]
-async fn no_other_site_shows_a_page_in_a_frame() {
+async fn other_sites_cannot_show_a_page_in_a_frame() {
     let pages = PagesTest::start().await;
     let frame = |url: &str| format!("<title>frame</title><iframe src=\"{url}\"></iframe>");
     let site = OtherSite::start(vec![
@@ -90,7 +90,7 @@ async fn no_other_site_shows_a_page_in_a_frame() {
 }
 
 #[tokio::test]
-async fn a_form_of_another_site_logs_nobody_in() {
+async fn a_form_on_another_site_logs_nobody_in() {
     let pages = PagesTest::start().await;
     pages.test_app.register_and_confirm(EMAIL).await;
     let sessions = pages.test_app.session_count().await;
@@ -111,7 +111,7 @@ async fn a_form_of_another_site_logs_nobody_in() {
 }
 
 #[tokio::test]
-async fn a_link_in_a_mail_sends_the_code_to_no_other_site() {
+async fn the_code_in_a_mail_link_is_sent_to_no_other_site() {
     let pages = PagesTest::start().await;
     pages.test_app.register(EMAIL).await;
     let mail = pages.test_app.stack.mails().wait_for(|mail| mail.is_to(EMAIL), MAIL_LIMIT).await;

@@ -5,7 +5,7 @@ use latchkey_tests::{browser::Browser, builders::Client, passwords::PASSWORD};
 use super::OtherSite;
 use crate::pages::{EMAIL, PagesTest};
 
-/// A page of another site with a form that requests an authorization code. The service must send its response as a
+/// A page on another site with a form that requests an authorization code. The service must send its response as a
 /// form, too.
 fn form(pages: &PagesTest, client: &Client, callback: &str) -> String {
     let fields = [
@@ -20,8 +20,8 @@ fn form(pages: &PagesTest, client: &Client, callback: &str) -> String {
     format!("<form method=\"post\" action=\"{}\">{}<button>Go</button></form>", pages.url("authorize"), inputs.concat())
 }
 
-/// Logs in at the pages, and then sends the form of the other site. The browser must not log in again, and must send
-/// the response to the other site.
+/// Logs in on the pages, and then sends the form on the other site. The user must not have to log in again, and the
+/// browser must send the response to the other site.
 async fn send_form_of_other_site(browser: &Browser, has_scripts: bool) {
     let pages = PagesTest::start().await;
     pages.test_app.register_and_confirm(EMAIL).await;
@@ -52,11 +52,11 @@ async fn send_form_of_other_site(browser: &Browser, has_scripts: bool) {
 }
 
 #[tokio::test]
-async fn a_request_in_a_form_of_another_site_keeps_the_login_and_the_response_is_a_form() {
+async fn a_request_form_on_another_site_gets_a_response_form_without_a_new_login() {
     send_form_of_other_site(&Browser::start().await.unwrap(), true).await;
 }
 
 #[tokio::test]
-async fn without_scripts_the_user_sends_the_form_of_the_response_with_its_button() {
+async fn the_user_sends_the_response_form_with_its_button_if_scripts_are_off() {
     send_form_of_other_site(&Browser::start_without_scripts().await.unwrap(), false).await;
 }

@@ -46,7 +46,7 @@ async fn two_tabs_log_in_one_after_the_other() {
 }
 
 #[tokio::test]
-async fn a_browser_without_cookies_starts_again() {
+async fn a_login_without_cookies_shows_an_error_and_a_link_to_the_login_page() {
     let pages = PagesTest::start().await;
     pages.test_app.register_and_confirm(EMAIL).await;
     let sessions = pages.test_app.session_count().await;

@@ -16,7 +16,7 @@ async fn type_of(browser: &Browser, css: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_password_can_be_shown_and_is_sent_as_a_password() {
+async fn a_password_can_be_shown_and_is_hidden_when_the_form_is_sent() {
     let pages = PagesTest::start().await;
     pages.test_app.register_and_confirm(EMAIL).await;
     let browser = Browser::start().await.unwrap();
@@ -53,7 +53,7 @@ async fn a_password_can_be_shown_and_is_sent_as_a_password() {
 }
 
 #[tokio::test]
-async fn the_focus_and_the_cursor_stay_where_they_are() {
+async fn showing_a_password_moves_neither_the_focus_nor_the_cursor() {
     let pages = PagesTest::start().await;
     let browser = Browser::start().await.unwrap();
     browser.open(&pages.url("login")).await;
@@ -94,8 +94,8 @@ async fn each_password_field_has_its_own_button() {
 }
 
 #[tokio::test]
-async fn the_button_is_large_and_moves_and_covers_nothing() {
-    // The button must be inside of the padding of its field. Both widths of `isCut` are rounded.
+async fn the_button_is_large_and_neither_moves_other_elements_nor_covers_text() {
+    // The button must be inside the padding of its field. `isCut` compares two rounded widths.
     let check = format!(
         "const button = document.querySelector('{BUTTON}');
          const field = button.previousElementSibling;
@@ -127,7 +127,7 @@ async fn the_button_is_large_and_moves_and_covers_nothing() {
 }
 
 #[tokio::test]
-async fn without_scripts_there_is_no_button() {
+async fn there_is_no_button_without_scripts() {
     let pages = PagesTest::start().await;
     pages.test_app.register_and_confirm(EMAIL).await;
     let browser = Browser::start_without_scripts().await.unwrap();

@@ -1,4 +1,4 @@
-//! Introspection of the tokens of clients, by ServiceAccounts and by the clients.
+//! Introspection of client tokens, by ServiceAccounts and by the clients.
 
 use std::{fs, time::Duration};
 
@@ -54,7 +54,7 @@ impl Introspection {
         assert_eq!(response.body, json!({ "active": false }));
     }
 
-    async fn active(&self, auth: Auth<'_>, token: &str) -> Value {
+    async fn expect_active(&self, auth: Auth<'_>, token: &str) -> Value {
         let response = self.introspect(auth, token).await.expect(StatusCode::OK);
         assert_eq!(response.body["active"], true, "{}", response.text);
         response.body
@@ -74,7 +74,7 @@ async fn a_service_account_sees_only_tokens_that_are_for_the_app() {
 
     let code = test.code(&mut browser, ARGOCD, &[("scope", "openid email offline_access")]).await;
     let argocd = test.exchange(Auth::Basic(ARGOCD, OTHER_SECRET), &code, None).await.expect(StatusCode::OK);
-    let active = introspection.active(caller, argocd.string("access_token")).await;
+    let active = introspection.expect_active(caller, argocd.string("access_token")).await;
     let mut expected = claims_of(argocd.string("access_token"));
     expected["active"] = json!(true);
     expected["token_type"] = json!("Bearer");
@@ -83,7 +83,7 @@ async fn a_service_account_sees_only_tokens_that_are_for_the_app() {
     introspection.assert_inactive(caller, argocd.string("refresh_token")).await;
 
     let login = test.client().login(test.test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    let own = introspection.active(caller, login.string("token")).await;
+    let own = introspection.expect_active(caller, login.string("token")).await;
     assert_eq!((&own["client_id"], own.get("scope")), (&json!(test.test_app.id()), None));
 }
 
@@ -93,10 +93,10 @@ async fn a_client_sees_its_own_tokens() {
     let test = &introspection.test;
     let mut browser = test.logged_in_browser().await;
     let tokens = test.tokens_in(&mut browser, "openid profile offline_access").await;
-    let access = introspection.active(AS_GRAFANA, tokens.string("access_token")).await;
+    let access = introspection.expect_active(AS_GRAFANA, tokens.string("access_token")).await;
     assert_eq!((&access["token_type"], &access["client_id"]), (&json!("Bearer"), &json!(GRAFANA)));
     assert!(access["name"].is_string() && access.get("email").is_none(), "{access}");
-    let refresh = introspection.active(Auth::Post(GRAFANA, SECRET), tokens.string("refresh_token")).await;
+    let refresh = introspection.expect_active(Auth::Post(GRAFANA, SECRET), tokens.string("refresh_token")).await;
     assert_eq!((&refresh["token_type"], refresh.get("exp")), (&json!("refresh_token"), None));
     for name in ["access_token", "refresh_token"] {
         introspection.assert_inactive(Auth::Basic(ARGOCD, OTHER_SECRET), tokens.string(name)).await;

@@ -1,4 +1,4 @@
-//! Refresh of the tokens of clients.
+//! Refresh of client tokens.
 
 use http::StatusCode;
 use latchkey_tests::passwords::{NEW_PASSWORD, PASSWORD};
@@ -63,7 +63,7 @@ async fn only_the_client_itself_can_refresh() {
 }
 
 #[tokio::test]
-async fn the_scope_of_the_access_token_can_be_narrowed_and_not_widened() {
+async fn the_scope_of_the_access_token_can_be_narrowed_but_not_widened() {
     let test = OpenIdTest::start().await;
     let tokens = test.tokens("openid email offline_access").await;
     let token = tokens.string("refresh_token");
@@ -82,7 +82,7 @@ async fn the_scope_of_the_access_token_can_be_narrowed_and_not_widened() {
 }
 
 #[tokio::test]
-async fn a_session_with_offline_access_continues_after_a_logout_and_ends_with_a_new_epoch() {
+async fn a_session_with_offline_access_continues_after_a_logout_and_ends_when_the_epoch_rises() {
     let test = OpenIdTest::start().await;
     let mut browser = test.logged_in_browser().await;
     let offline = test.tokens_in(&mut browser, "openid offline_access").await;
@@ -112,7 +112,7 @@ async fn a_client_that_is_no_longer_served_loses_its_tokens() {
     test.set_clients(vec![rendered_client(ARGOCD, Some(OTHER_SECRET))]).await;
     expect_invalid_client(test.refresh(AS_GRAFANA, token).await);
     test.userinfo(access_token).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
-    // A new Client of the same name inherits nothing.
+    // A new Client with the same name inherits nothing.
     let mut namesake = rendered_client(GRAFANA, Some(SECRET));
     namesake["uid"] = "uid-new".into();
     test.set_clients(vec![namesake]).await;
@@ -153,7 +153,7 @@ async fn a_user_who_is_no_longer_allowed_cannot_refresh_and_the_token_stays_vali
 }
 
 #[tokio::test]
-async fn new_generations_of_a_client_session_are_limited_like_those_of_an_app_session() {
+async fn refreshes_of_a_client_session_have_the_same_limit_as_refreshes_of_an_app_session() {
     let test = OpenIdTest::start_with(app().limit("refreshesPerSession", &[(2, 600)]), default_clients()).await;
     let mut tokens = test.tokens("openid offline_access").await;
     for _ in 0..2 {

@@ -1,4 +1,4 @@
-//! Revocation of the tokens of clients.
+//! Revocation of client tokens.
 
 use http::StatusCode;
 use latchkey_tests::passwords::PASSWORD;
@@ -10,7 +10,7 @@ use super::{
 };
 
 #[tokio::test]
-async fn a_client_ends_its_session_with_either_token() {
+async fn a_client_can_end_its_session_with_either_token() {
     let test = OpenIdTest::start().await;
     for name in ["refresh_token", "access_token"] {
         let tokens = test.tokens("openid offline_access").await;
@@ -28,7 +28,7 @@ async fn a_client_ends_its_session_with_either_token() {
 }
 
 #[tokio::test]
-async fn a_token_of_a_client_needs_the_authentication_of_this_client() {
+async fn only_the_client_itself_can_revoke_its_tokens() {
     let test = OpenIdTest::start().await;
     let mut browser = test.logged_in_browser().await;
     let tokens = test.tokens_in(&mut browser, "openid offline_access").await;

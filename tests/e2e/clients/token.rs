@@ -107,7 +107,7 @@ async fn a_second_exchange_ends_the_session_of_the_first() {
 }
 
 #[tokio::test]
-async fn of_eight_concurrent_exchanges_at_most_one_succeeds_and_its_session_ends() {
+async fn at_most_one_of_eight_concurrent_exchanges_succeeds_and_its_session_ends() {
     let test = OpenIdTest::start().await;
     let mut browser = test.logged_in_browser().await;
     for _ in 0..5 {
@@ -297,7 +297,7 @@ async fn malformed_assertions_do_not_authenticate() {
 }
 
 #[tokio::test]
-async fn too_many_failures_of_one_client_address_are_refused_also_with_the_right_secret() {
+async fn the_right_secret_is_refused_after_too_many_failures_from_one_client_address() {
     let limited = app().limit("clientFailuresPerClientAddress", &[(3, 600)]);
     let test = OpenIdTest::start_with(limited, default_clients()).await;
     let client = test.client();
@@ -318,7 +318,7 @@ async fn too_many_failures_of_one_client_address_are_refused_also_with_the_right
 }
 
 #[tokio::test]
-async fn a_client_whose_secret_cannot_be_read_gets_503() {
+async fn a_client_with_an_unreadable_secret_gets_503() {
     let mut client = rendered_client(GRAFANA, Some(SECRET));
     client["authentication"] = json!({ "method": "unresolved" });
     let test = OpenIdTest::start_with(app(), vec![client]).await;
@@ -328,7 +328,7 @@ async fn a_client_whose_secret_cannot_be_read_gets_503() {
 }
 
 #[tokio::test]
-async fn an_app_without_clients_has_only_the_endpoints_of_its_own_sessions() {
+async fn an_app_without_clients_has_only_the_endpoints_for_its_own_sessions() {
     let test = OpenIdTest::start_with(app(), Vec::new()).await;
     let id = test.test_app.id();
     let client = test.client();
@@ -387,7 +387,7 @@ async fn discovery_describes_the_provider() {
 }
 
 #[tokio::test]
-async fn pages_of_a_client_can_call_its_endpoints_without_credentials() {
+async fn pages_of_a_client_can_call_the_client_endpoints_without_credentials() {
     let test = OpenIdTest::start().await;
     let client = test.client();
     let origin = "https://app.example.com";
@@ -407,7 +407,7 @@ async fn pages_of_a_client_can_call_its_endpoints_without_credentials() {
 }
 
 #[tokio::test]
-async fn a_request_can_be_pushed_and_is_checked_when_it_is_pushed() {
+async fn a_pushed_authorization_request_is_checked_when_it_is_pushed() {
     let test = OpenIdTest::start().await;
     let fields = [("redirect_uri", CALLBACK), ("response_type", "code"), ("scope", "openid"), ("state", "s-1")];
     let pushed = test.post("par", AS_GRAFANA, &fields).await.expect(StatusCode::CREATED);
@@ -440,7 +440,7 @@ async fn a_request_can_be_pushed_and_is_checked_when_it_is_pushed() {
         let refused = test.post("par", AS_GRAFANA, &with(name, value)).await;
         refused.expect_error(StatusCode::BAD_REQUEST, code);
     }
-    // Each value is short enough, but together they would not fit into the address of the login page.
+    // Each value is short enough, but together they would not fit into the URL of the login page.
     let (claims, state) = (format!("{{\"id_token\": {{\"{}\": null}}}}", "x".repeat(3_500)), "s".repeat(1_000));
     let long: Vec<(&str, &str)> = fields.iter().copied().chain([("claims", claims.as_str())]).collect();
     test.post("par", AS_GRAFANA, &long).await.expect(StatusCode::CREATED);

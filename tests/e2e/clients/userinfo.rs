@@ -103,7 +103,7 @@ async fn the_token_of_a_client_works_on_no_other_endpoint() {
 }
 
 #[tokio::test]
-async fn forward_auth_admits_a_client_with_an_audience_of_the_app_until_its_session_ends() {
+async fn forward_auth_admits_a_client_token_for_the_apps_audience_until_the_client_is_removed() {
     let mut client = rendered_client(GRAFANA, Some(SECRET));
     let app = app();
     client["tokens"]["audiences"] = json!([app.id()]);

@@ -14,7 +14,7 @@ fn expect_removed(test: &ProviderTest, page: LoadedPage) -> LoadedPage {
 }
 
 #[tokio::test]
-async fn a_user_withdraws_a_consent_and_its_sessions() {
+async fn withdrawing_a_consent_ends_its_sessions() {
     let test = ProviderTest::with_client(|client| client.set("/consent", "Once")).await;
     let mut browser = test.logged_in_browser(EMAIL).await;
     let list = test.path("account/applications");
@@ -81,7 +81,7 @@ async fn an_application_without_access_cannot_be_removed() {
 }
 
 #[tokio::test]
-async fn access_of_a_client_that_the_app_no_longer_has_is_listed_and_withdrawn_by_uid() {
+async fn the_access_of_a_removed_client_is_listed_and_withdrawn_by_uid() {
     let test = ProviderTest::with_client(|client| client.set("/consent", "Once")).await;
     let (list, account) = (test.path("account/applications"), test.path("account"));
     let mut browser = test.logged_in_browser(EMAIL).await;
@@ -115,7 +115,7 @@ async fn access_of_a_client_that_the_app_no_longer_has_is_listed_and_withdrawn_b
     assert!(!sessions.text().contains(&test.client.client_id()), "{}", sessions.html);
     test.wait_for_event(EMAIL, "consent_withdrawn").await;
 
-    // If the App has no Client and the list would be empty, the page of the list does not exist.
+    // If the App has no Client and the list would be empty, the list page does not exist.
     for browser in [&mut browser, &mut never] {
         assert!(!browser.open(&account).await.expect_at(&account).links().contains(&list));
         assert_eq!(browser.open(&list).await.status, StatusCode::NOT_FOUND);

@@ -1,4 +1,4 @@
-//! Authorization requests: login, registration, POST of other sites, limits, outages, and attacks (RFC 9700).
+//! Authorization requests: login, registration, POST from other sites, limits, outages, and attacks (RFC 9700).
 
 use http::StatusCode;
 use latchkey_tests::{builders::Client, page_browser::LoadedPage, stack::Stack};
@@ -43,9 +43,9 @@ async fn a_user_logs_in_once_and_gets_a_code_for_each_request() {
 }
 
 #[tokio::test]
-async fn a_registration_continues_to_the_client_in_the_tab_of_the_mail() {
+async fn a_registration_continues_to_the_client_in_the_tab_of_the_mail_link() {
     let test = ProviderTest::start().await;
-    // The second request is longer than what the registration cookie carries.
+    // The second request does not fit into the registration cookie.
     for (email, state) in [(EMAIL, "short".to_owned()), (OTHER_EMAIL, "s".repeat(2_000))] {
         let mut browser = test.new_browser();
         let page = test.authorize(&mut browser, &[("prompt", "create"), ("state", &state)]).await;
@@ -91,10 +91,10 @@ async fn a_request_for_another_user_needs_that_user() {
 }
 
 #[tokio::test]
-async fn a_post_of_another_site_keeps_the_session_of_the_browser() {
+async fn a_post_from_another_site_does_not_end_the_browser_session() {
     let test = ProviderTest::start().await;
     let mut browser = test.logged_in_browser(EMAIL).await;
-    // Browsers do not send cookies with `SameSite=Lax` in a POST of another site.
+    // Browsers do not send cookies with `SameSite=Lax` in a POST from another site.
     let mut without_cookies = browser.clone();
     without_cookies.cookies.clear();
     let origin = [("origin", "https://grafana.example.com")];
@@ -140,7 +140,7 @@ async fn codes_are_limited_for_each_client_address() {
 }
 
 #[tokio::test]
-async fn only_users_whom_the_client_allows_get_a_code() {
+async fn only_users_that_the_client_allows_get_a_code() {
     let restricted = |client: Client| client.set("/allow/groups", json!(["operations"]));
     let test = ProviderTest::with_client(restricted).await;
     let mut browser = test.logged_in_browser(EMAIL).await;
@@ -162,7 +162,7 @@ async fn a_request_is_checked_again_after_the_login() {
 }
 
 #[tokio::test]
-async fn without_redis_nobody_gets_a_code() {
+async fn nobody_gets_a_code_without_redis() {
     let test = ProviderTest::of(app(), unchanged, Stack::builder().proxied()).await;
     let mut browser = test.logged_in_browser(EMAIL).await;
     test.test_app.stack.redis_proxy.as_ref().expect("a proxy").refuse().await;
@@ -173,7 +173,7 @@ async fn without_redis_nobody_gets_a_code() {
 }
 
 #[tokio::test]
-async fn without_postgres_only_clients_that_need_no_stored_consent_get_codes() {
+async fn only_clients_that_need_no_stored_consent_get_codes_without_postgres() {
     let test = ProviderTest::of(app(), unchanged, Stack::builder().proxied()).await;
     let once = Client::web("once", &test.test_app.app, CALLBACK).set("/consent", "Once");
     test.apply(&once).await;
@@ -187,7 +187,7 @@ async fn without_postgres_only_clients_that_need_no_stored_consent_get_codes() {
 }
 
 #[tokio::test]
-async fn a_language_of_the_client_is_used_if_the_user_has_chosen_none() {
+async fn the_language_in_the_request_is_used_if_the_user_has_chosen_none() {
     let test = ProviderTest::start().await;
     let german = test.authorize(&mut test.new_browser(), &[("ui_locales", "fr de")]).await;
     assert!(german.html.contains("<html lang=\"de\""), "{}", german.html);
@@ -195,7 +195,7 @@ async fn a_language_of_the_client_is_used_if_the_user_has_chosen_none() {
 
 // The following tests are about attacks that RFC 9700 describes.
 
-/// The security headers of a page that must not be framed or cached.
+/// Asserts the security headers of a page that must not be framed or cached.
 fn assert_protected(page: &LoadedPage) {
     assert_eq!(page.headers["x-frame-options"], "DENY");
     assert!(page.headers["content-security-policy"].to_str().unwrap().contains("frame-ancestors 'none'"));
@@ -233,7 +233,7 @@ async fn pkce_cannot_be_removed_or_added() {
     test.token(&fields).await.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
     fields.push(("code_verifier", verifier));
     test.token(&fields).await.expect(StatusCode::OK);
-    // A stolen code without a challenge cannot be exchanged with a verifier of the thief.
+    // A stolen code without a challenge cannot be exchanged with the thief's verifier.
     let plain = test.code(&mut browser, &[]).await;
     let fields = [
         ("grant_type", "authorization_code"),
@@ -260,7 +260,7 @@ async fn every_authorization_response_names_the_issuer() {
 }
 
 #[tokio::test]
-async fn no_page_can_be_framed_and_no_address_has_a_code() {
+async fn no_page_can_be_framed_and_no_page_url_contains_a_code() {
     let test = ProviderTest::with_client(|client| client.set("/consent", "Always")).await;
     test.test_app.register_and_confirm(EMAIL).await;
     let mut browser = test.new_browser();
@@ -279,7 +279,7 @@ async fn no_page_can_be_framed_and_no_address_has_a_code() {
 }
 
 #[tokio::test]
-async fn a_removed_client_is_unknown_at_once() {
+async fn a_removed_client_is_unknown_immediately() {
     let test = ProviderTest::start().await;
     let mut browser = test.logged_in_browser(EMAIL).await;
     test.code(&mut browser, &[]).await;

@@ -6,18 +6,18 @@ use latchkey_tests::builders::Client;
 use super::pages::{EMAIL, OTHER_EMAIL, ProviderTest, reply};
 
 /// Makes a Client ask for consent once for the same scopes.
-fn once(client: Client) -> Client {
+fn ask_once(client: Client) -> Client {
     client.set("/consent", "Once")
 }
 
 /// Makes a Client ask for consent in every authorization.
-fn always(client: Client) -> Client {
+fn ask_always(client: Client) -> Client {
     client.set("/consent", "Always")
 }
 
 #[tokio::test]
 async fn a_user_is_asked_once_for_the_same_scopes() {
-    let test = ProviderTest::with_client(once).await;
+    let test = ProviderTest::with_client(ask_once).await;
     let mut browser = test.logged_in_browser(EMAIL).await;
     let some = [("scope", "openid email")];
     let page = test.authorize(&mut browser, &some).await.expect_at(&test.path("consent"));
@@ -50,7 +50,7 @@ async fn a_user_is_asked_once_for_the_same_scopes() {
 
 #[tokio::test]
 async fn a_claim_that_is_requested_without_its_scope_is_shown() {
-    let test = ProviderTest::with_client(once).await;
+    let test = ProviderTest::with_client(ask_once).await;
     let mut browser = test.logged_in_browser(EMAIL).await;
     let claims = [("claims", r#"{"userinfo": {"email": null}}"#)];
     let page = test.authorize(&mut browser, &claims).await.expect_at(&test.path("consent"));
@@ -59,7 +59,7 @@ async fn a_claim_that_is_requested_without_its_scope_is_shown() {
 
 #[tokio::test]
 async fn a_refusal_goes_to_the_client_and_changes_nothing() {
-    let test = ProviderTest::with_client(once).await;
+    let test = ProviderTest::with_client(ask_once).await;
     let mut browser = test.logged_in_browser(EMAIL).await;
     let page = test.authorize(&mut browser, &[]).await.expect_at(&test.path("consent"));
     let denied = reply(&test.decide(&mut browser, &page, "deny").await);
@@ -72,7 +72,7 @@ async fn a_refusal_goes_to_the_client_and_changes_nothing() {
 
 #[tokio::test]
 async fn a_user_can_use_another_account() {
-    let test = ProviderTest::with_client(always).await;
+    let test = ProviderTest::with_client(ask_always).await;
     test.test_app.register_and_confirm(OTHER_EMAIL).await;
     let mut browser = test.logged_in_browser(EMAIL).await;
     let page = test.authorize(&mut browser, &[]).await.expect_at(&test.path("consent"));
@@ -96,7 +96,7 @@ async fn prompt_select_account_shows_the_account_of_the_session() {
 
 #[tokio::test]
 async fn a_decision_counts_only_for_the_account_that_the_page_showed() {
-    let test = ProviderTest::with_client(always).await;
+    let test = ProviderTest::with_client(ask_always).await;
     test.test_app.register_and_confirm(OTHER_EMAIL).await;
     let mut browser = test.logged_in_browser(EMAIL).await;
     let page = test.authorize(&mut browser, &[]).await.expect_at(&test.path("consent"));
@@ -112,8 +112,8 @@ async fn a_decision_counts_only_for_the_account_that_the_page_showed() {
 }
 
 #[tokio::test]
-async fn after_the_end_of_the_session_a_decision_leads_to_the_login() {
-    let test = ProviderTest::with_client(once).await;
+async fn a_decision_after_the_end_of_the_session_leads_to_the_login() {
+    let test = ProviderTest::with_client(ask_once).await;
     let mut browser = test.logged_in_browser(EMAIL).await;
     let page = test.authorize(&mut browser, &[]).await.expect_at(&test.path("consent"));
     assert!(browser.forget("latchkey-session."));
@@ -123,8 +123,8 @@ async fn after_the_end_of_the_session_a_decision_leads_to_the_login() {
 }
 
 #[tokio::test]
-async fn a_form_of_another_browser_allows_nothing() {
-    let test = ProviderTest::with_client(once).await;
+async fn a_form_from_another_browser_allows_nothing() {
+    let test = ProviderTest::with_client(ask_once).await;
     let mut attacker = test.logged_in_browser(OTHER_EMAIL).await;
     let page = test.authorize(&mut attacker, &[]).await.expect_at(&test.path("consent"));
     let mut fields = page.form(&test.path("consent")).fields;

@@ -1,4 +1,4 @@
-//! The guides in docs/clients: their manifests are valid, and all their Clients are accepted by the App that they use.
+//! The guides in docs/clients: their manifests are valid, and the App in the guides accepts all their Clients.
 
 use std::{collections::BTreeSet, fs, process::Command};
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 const APP_ID: &str = "platform";
 const BASE_URL: &str = "https://auth.example.com";
 
-/// The code blocks with YAML of a Markdown document.
+/// The YAML code blocks of a Markdown document.
 fn yaml_blocks(text: &str) -> impl Iterator<Item = &str> {
     text.split("\n```yaml\n").skip(1).filter_map(|rest| rest.split("\n```\n").next())
 }

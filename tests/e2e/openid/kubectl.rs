@@ -1,4 +1,4 @@
-//! kubectl with kubelogin at a kube-apiserver that trusts the provider, with a RoleBinding to a group.
+//! kubectl with kubelogin. The kube-apiserver trusts the provider, and a RoleBinding names a group.
 
 use std::{
     fs,
@@ -24,7 +24,8 @@ use serde_json::{Value, json};
 /// The prefix that the API server puts before the names of the provider's users and groups.
 const PREFIX: &str = "latchkey:";
 const ROTATE_SECRET_ANNOTATION: &str = "latchkey.dev/rotate-secret";
-/// Limit for a call of kubectl, with the login. The API server reads the provider's keys within 10 s after its start.
+/// Time limit for a call of kubectl, including the login. The API server reads the provider's keys within 10 s after
+/// its start.
 const LIMIT: Duration = Duration::from_secs(90);
 const OPEN_LINE: &str = "Please visit the following URL in your browser: ";
 
@@ -178,7 +179,7 @@ impl KubectlTest {
         self.provider.browser().unwrap()
     }
 
-    /// Waits until the API server accepts tokens of the provider: it reads the provider's keys after its start.
+    /// Waits until the API server accepts the provider's tokens. It reads the provider's keys after its start.
     async fn wait_until_trusted(&self, home: &Home) {
         eventually_ok("the API server trusts the provider", LIMIT, || async {
             let (succeeded, output) = self.kubectl(home, None, &["auth", "whoami"]).await;

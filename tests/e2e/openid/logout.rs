@@ -28,7 +28,7 @@ async fn id_token(test: &ProviderTest, browser: &mut PageBrowser) -> String {
 }
 
 #[tokio::test]
-async fn an_id_token_of_the_session_logs_out_at_once() {
+async fn an_id_token_of_the_session_logs_out_immediately() {
     let test = ProviderTest::with_client(with_logout_url).await;
     let mut browser = test.logged_in_browser(EMAIL).await;
     let hint = id_token(&test, &mut browser).await;
@@ -47,12 +47,12 @@ async fn an_id_token_of_the_session_logs_out_at_once() {
     assert_eq!(done.external, Some(format!("{LOGOUT_REDIRECT_URL}?state=a%20b")));
     assert!(!browser.cookies.keys().any(|name| name.starts_with("latchkey-session.")), "{:?}", browser.cookies);
     assert!(!is_logged_in(&test, &mut browser).await);
-    // A second logout, without a session, redirects at once, too.
+    // A second logout, without a session, redirects immediately, too.
     assert_eq!(browser.open(&path).await.external, Some(format!("{LOGOUT_REDIRECT_URL}?state=a%20b")));
 }
 
 #[tokio::test]
-async fn without_an_id_token_of_the_session_the_user_is_asked() {
+async fn a_logout_without_an_id_token_of_the_session_asks_the_user_first() {
     let test = ProviderTest::with_client(with_logout_url).await;
     let mut other = test.logged_in_browser(EMAIL).await;
     let old_hint = id_token(&test, &mut other).await;
@@ -106,7 +106,7 @@ async fn a_wrong_request_logs_nobody_out() {
 }
 
 #[tokio::test]
-async fn a_post_of_another_site_logs_out_at_once_only_with_the_id_token_of_the_session() {
+async fn a_post_from_another_site_logs_out_immediately_only_with_the_id_token_of_the_session() {
     let test = ProviderTest::with_client(with_logout_url).await;
     let mut browser = test.logged_in_browser(EMAIL).await;
     let hint = id_token(&test, &mut browser).await;

@@ -61,7 +61,7 @@ impl ProviderTest {
         Self::start_with(app, edit(client), CALLBACK, builder).await
     }
 
-    /// Starts a service with a Client without a secret. A program on the user's device receives the requests to its
+    /// Starts a service with a Client that has no secret. A program on the user's device receives the requests to the
     /// redirect URL.
     pub(super) async fn of_device(callback: &'static str) -> Self {
         let app = app();
@@ -81,7 +81,7 @@ impl ProviderTest {
         self.test_app.stack.wait_until_served(&self.test_app.app).await.expect("the Client is served");
     }
 
-    /// A path of a page.
+    /// The path of a page.
     pub(super) fn path(&self, page: &str) -> String {
         format!("/{}/{page}", self.test_app.id())
     }
@@ -94,7 +94,7 @@ impl ProviderTest {
         PageBrowser::new(self.test_app.client())
     }
 
-    /// The parameters of an authorization request. `changes` adds parameters, and replaces those of the same name.
+    /// The parameters of an authorization request. `changes` adds parameters, and replaces those with the same name.
     /// Parameters with an empty value are left out.
     pub(super) fn parameters(&self, changes: &[(&str, &str)]) -> Vec<(String, String)> {
         let client_id = self.client.client_id();

@@ -1,5 +1,5 @@
-//! Third-party libraries and proxies sign in users, refresh and log out, also after the signing key and the secret have
-//! rotated, and get the user's group.
+//! Third-party libraries and proxies sign in users, get their groups, refresh and log out, also after the signing key
+//! and the secret have rotated.
 
 use latchkey_tests::{
     openid::{
@@ -32,7 +32,7 @@ async fn oauth2_proxy_signs_in_users() {
 }
 
 #[tokio::test]
-async fn oauth2_proxy_lets_only_a_group_through() {
+async fn oauth2_proxy_lets_only_members_of_a_group_through() {
     let provider = OpenIdProvider::start().await.unwrap();
     let member = provider.create_user("ada@example.com", &[GROUP]).await.unwrap();
     let other = provider.create_user("eve@example.com", &["sales"]).await.unwrap();

@@ -121,7 +121,7 @@ async fn an_app_that_needs_a_newer_format_than_a_server_knows_is_served_but_not_
     wait_until_not_programmed(&install, &app, "ServersTooOld", "needs format 2").await;
     assert_registration_works(&install, &server, &app).await;
 
-    // The upgrade of the server changes no document.
+    // Upgrading the server changes no document.
     scripted.set_script(RevisionScript::serving(2, app.id(), &with_importer));
     install.wait_until_ready(&app).await;
     assert_eq!(published_revision(&install, &app).await, with_importer);
@@ -149,7 +149,7 @@ async fn the_status_names_a_server_that_reports_nothing() {
 }
 
 #[tokio::test]
-async fn rollouts_scaling_and_a_change_of_leader_write_nothing() {
+async fn rollouts_scaling_and_a_change_of_leader_cause_no_writes() {
     let cluster = TestCluster::start().await.unwrap();
     let install = cluster.install().await;
     let mut servers = install.start_servers(3).await;

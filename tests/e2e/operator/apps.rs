@@ -70,7 +70,7 @@ async fn assert_session_and_login_work(
 }
 
 #[tokio::test]
-async fn an_app_keeps_its_appid_and_only_apps_of_its_namespace_inherit_it() {
+async fn an_app_keeps_its_appid_and_only_apps_in_its_namespace_inherit_it() {
     let install = TestCluster::shared().await.builder().tenants(2).install().await;
     let servers = install.start_servers(2).await;
     let _operator = install.start_operator().await;
@@ -106,7 +106,7 @@ async fn an_app_keeps_its_appid_and_only_apps_of_its_namespace_inherit_it() {
     wait_until_ready(&install, ours, "holder").await;
     assert_eq!(rendered_document(&install, &app).await, document_before);
 
-    // When the App `holder` is deleted, an App of its namespace inherits the keys and users. The App `older` does not,
+    // When the App `holder` is deleted, an App in its namespace inherits the keys and users. The App `older` does not,
     // because it is in another namespace.
     delete_app(&install, ours, "second").await;
     delete_app(&install, ours, "holder").await;

@@ -57,7 +57,7 @@ fn web(fields: &Value) -> Value {
     json!({ "web": web })
 }
 
-/// Applies a web client of an App of the first tenant, in the same namespace.
+/// Applies a web client in the first tenant's namespace, for an App in that namespace.
 async fn apply_client(install: &Installation<'_>, app: &App, name: &str, fields: &Value) {
     let tenant = install.tenant();
     install.apply_all(&[client_object(tenant, name, (tenant, app), fields)]).await.unwrap();
@@ -136,7 +136,7 @@ async fn client_secret(install: &Installation<'_>, name: &str) -> Vec<u8> {
     secret_values(&secret)["client-secret"].clone()
 }
 
-/// The conditions of an App without their times and generations.
+/// The conditions of an App, without the times and generations.
 async fn app_conditions(install: &Installation<'_>, app: &App) -> Vec<(String, ConditionStatus, String, String)> {
     let object = get_object(install, "App", install.tenant(), app.id()).await.unwrap();
     let conditions = conditions_of(&object).unwrap().into_iter();
@@ -193,7 +193,7 @@ async fn an_applied_client_becomes_ready_with_a_secret_of_its_own() {
 }
 
 #[tokio::test]
-async fn an_app_accepts_clients_of_the_namespaces_that_it_grants() {
+async fn an_app_accepts_clients_only_from_namespaces_that_it_allows() {
     let install = TestCluster::shared().await.builder().tenants(2).install().await;
     let _servers = install.start_servers(1).await;
     let _operator = install.start_operator().await;
@@ -278,7 +278,7 @@ async fn a_client_id_belongs_to_the_oldest_client_until_it_is_deleted() {
     let _operator = install.start_operator().await;
     let (tenant, app) = (install.tenant(), app_with_pages("platform"));
     apply_app(&install, &app).await;
-    // If both were created in the same second, the first by name is the older one.
+    // If both Clients are created in the same second, the first by name counts as the older one.
     for name in ["a-first", "b-second"] {
         apply_client(&install, &app, name, &json!({ "clientID": "grafana" })).await;
     }
@@ -312,7 +312,7 @@ async fn a_client_of_an_app_without_pages_is_refused_and_removed() {
 }
 
 #[tokio::test]
-async fn a_client_whose_new_spec_is_not_accepted_is_served_as_before() {
+async fn a_client_is_served_as_before_if_its_new_spec_is_not_accepted() {
     let install = TestCluster::shared().await.install().await;
     let _servers = install.start_servers(1).await;
     let _operator = install.start_operator().await;
@@ -365,7 +365,7 @@ async fn a_secret_that_the_client_does_not_own_is_never_changed() {
 }
 
 #[tokio::test]
-async fn a_secret_is_repaired_a_changed_value_is_used_and_a_deleted_one_is_replaced() {
+async fn edited_client_secrets_are_repaired_or_used_and_deleted_ones_are_created_again() {
     let install = TestCluster::shared().await.install().await;
     let _servers = install.start_servers(1).await;
     let _operator = install.start_operator().await;
@@ -432,7 +432,7 @@ async fn a_rotation_keeps_the_previous_secret_until_the_end_of_the_overlap() {
     assert_eq!(both["sha256"], sha256(&rotated));
     assert_ne!(both["sha256"], before.as_str());
     assert!(both["previous"]["expiresAt"].is_i64());
-    // The same request, a removed annotation and another edit of the Client rotate nothing.
+    // The same request, a removed annotation and another edit of the Client cause no rotation.
     request_rotation(&install, "grafana", "1").await;
     let removed = json!({ "metadata": { "annotations": { ROTATE_SECRET_ANNOTATION: null } } });
     clients(&install, tenant).patch("grafana", &PatchParams::default(), &Patch::Merge(removed)).await.unwrap();
@@ -448,7 +448,7 @@ async fn a_rotation_keeps_the_previous_secret_until_the_end_of_the_overlap() {
     wait_until_ready(&install, tenant, "grafana").await;
 }
 
-/// Whether the event is an update of this Secret that the API server has made.
+/// Whether the event is a successful update of this Secret.
 fn is_update_of(event: &AuditEvent, secret: &str) -> bool {
     event.resource == "secrets" && event.name == secret && event.verb == "update" && event.status == 200
 }
@@ -543,7 +543,7 @@ async fn a_client_can_have_a_secret_or_keys_of_its_own() {
 }
 
 #[tokio::test]
-async fn a_deleted_client_is_removed_at_once_and_a_new_one_inherits_nothing() {
+async fn a_deleted_client_is_removed_immediately_and_a_new_one_inherits_nothing() {
     let install = TestCluster::shared().await.install().await;
     let _servers = install.start_servers(1).await;
     let _operator = install.start_operator().await;
@@ -565,7 +565,7 @@ async fn a_deleted_client_is_removed_at_once_and_a_new_one_inherits_nothing() {
     assert_ne!(after["uid"], before["uid"]);
     assert_ne!(after["authentication"], before["authentication"]);
 
-    // A Client of an App that is not accepted is removed, too.
+    // A deleted Client is removed even if its App is not accepted.
     let damage = Patch::Merge(json!({ "data": null }));
     operator_secrets(&install).patch(&key_secret_name(&app), &PatchParams::default(), &damage).await.unwrap();
     install.wait_for_condition(&app, ConditionType::Accepted, ConditionStatus::False, "KeysInvalid").await;
@@ -575,7 +575,7 @@ async fn a_deleted_client_is_removed_at_once_and_a_new_one_inherits_nothing() {
 }
 
 #[tokio::test]
-async fn while_nothing_changes_nothing_is_written() {
+async fn nothing_is_written_while_nothing_changes() {
     let install = TestCluster::shared().await.builder().tenants(2).install().await;
     let _servers = install.start_servers(2).await;
     let operator = install.start_operator().await;
@@ -623,7 +623,7 @@ async fn while_nothing_changes_nothing_is_written() {
         .iter()
         .filter(|event| event.user == user && event.is_write())
         .filter(|event| !matches!(event.resource.as_str(), "leases" | "events") && !is_about_later(event))
-        // The name of a Secret that is created is only in the body of the request.
+        // Creates are checked below: the name of a created Secret is only in the request body.
         .filter(|event| event.verb != "create")
         .collect();
     assert!(writes.is_empty(), "{writes:#?}");
@@ -634,7 +634,7 @@ async fn while_nothing_changes_nothing_is_written() {
     assert!(events.iter().any(|event| event.user == user && event.name == rendered_secret_name(&later)));
 }
 
-/// Waits until the App has published another revision than this one.
+/// Waits until the App has published a revision other than this one.
 async fn wait_for_other_revision(install: &Installation<'_>, app: &App, before: &str) -> String {
     eventually("the App has another revision", LIMIT, || async {
         install.get(app).await.ok()?.status?.revision.filter(|revision| revision != before)
@@ -803,7 +803,7 @@ async fn the_policy_lets_the_operator_write_only_secrets_of_clients() {
     let admin_secrets = secrets(&install, install.tenant());
     create(&admin_secrets, "Opaque").await.unwrap();
 
-    // Without the policy, nothing else stops the operator.
+    // Without the policy, the operator can create any Secret.
     let binding = install
         .objects()
         .iter()
@@ -817,7 +817,7 @@ async fn the_policy_lets_the_operator_write_only_secrets_of_clients() {
 }
 
 #[tokio::test]
-async fn without_client_secrets_a_client_needs_a_secret_of_its_own() {
+async fn a_client_needs_a_secret_of_its_own_if_client_secrets_are_off() {
     let install = TestCluster::shared().await.builder().value("operator.clientSecrets=false").install().await;
     let _servers = install.start_servers(1).await;
     let operator = install.start_operator_as(install.operator_account(), &["--client-secrets=false"]);

@@ -126,7 +126,7 @@ async fn users_are_deleted_before_their_app() {
     let bystander = App::new("bystander");
     apply_with_users(&install, &servers[0], &bystander, &["ada"]).await;
     tokio::join!(
-        another_namespace_can_take_the_appid_afterwards(&install, &servers),
+        another_namespace_can_take_the_appid_of_a_deleted_app(&install, &servers),
         deletion_of_a_namespace_is_not_blocked(&install, &servers),
         a_rejection_by_a_server_is_reported(&install, &servers),
         the_number_of_remaining_users_is_reported(&install, &servers),
@@ -136,7 +136,7 @@ async fn users_are_deleted_before_their_app() {
     assert_eq!(count_users(&install, &bystander).await, 1);
 }
 
-async fn another_namespace_can_take_the_appid_afterwards(install: &Installation<'_>, servers: &[ServerInPod]) {
+async fn another_namespace_can_take_the_appid_of_a_deleted_app(install: &Installation<'_>, servers: &[ServerInPod]) {
     let (app, other_namespace) = (app_with_delete_policy("delete"), install.tenants()[1].as_str());
     apply_with_users(install, &servers[0], &app, &["ada", "grace"]).await;
     assert_eq!(install.get(&app).await.unwrap().finalizers(), [FINALIZER]);
@@ -233,7 +233,7 @@ async fn the_number_of_remaining_users_is_reported(install: &Installation<'_>, s
 }
 
 #[tokio::test]
-async fn without_servers_a_deletion_waits_and_says_how_to_end_it() {
+async fn a_deletion_waits_without_servers_and_says_how_to_end_it() {
     let install = TestCluster::shared().await.install().await;
     let mut servers = install.start_servers(1).await;
     let operator = install.start_operator().await;
@@ -279,7 +279,7 @@ async fn without_servers_a_deletion_waits_and_says_how_to_end_it() {
 }
 
 #[tokio::test]
-async fn without_postgres_a_deletion_waits_and_says_how_to_end_it() {
+async fn a_deletion_waits_without_postgres_and_says_how_to_end_it() {
     let install = TestCluster::shared().await.install().await;
     let proxy = Proxy::start(install.database.addr).unwrap();
     let url = url_at(&install.database.url, install.database.addr, proxy.addr());
@@ -344,7 +344,7 @@ async fn without_postgres_a_deletion_waits_and_says_how_to_end_it() {
     assert_eq!(times_served(), before, "a server does not serve a removed App again");
 }
 
-/// Replaces the socket address `from` in the URL of a database by `to`.
+/// Replaces the socket address `from` in the URL of a database with `to`.
 fn url_at(url: &str, from: SocketAddr, to: SocketAddr) -> String {
     let (from, to) = (from.to_string(), to.to_string());
     assert!(url.contains(&from), "{url}");

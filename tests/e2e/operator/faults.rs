@@ -13,7 +13,7 @@ use latchkey_tests::{
 };
 use serde_json::json;
 
-/// Limit for steps that take a second or two; a loaded machine takes longer.
+/// Time limit for steps that take a second or two; a loaded machine takes longer.
 const LIMIT: Duration = Duration::from_secs(60);
 /// A server detects a silently dropped watch after at most 35 s, and starts it again within 5 s (specification:
 /// Delivery of configuration, Servers). The limit is ten times as long, for a loaded machine.
@@ -91,7 +91,7 @@ async fn a_server_recovers_from_a_silently_dropped_watch() {
     let lost_at = Instant::now();
     let second = App::new("second");
     install.apply(&second).await.unwrap();
-    // The operator does not consider the revision acknowledged while this server has not received it.
+    // The operator waits until this server has received the revision.
     install.wait_for_condition(&second, ConditionType::Programmed, ConditionStatus::False, "WaitingForServers").await;
     wait_until_served(&install, &server, &second, SILENT_DROP_LIMIT).await;
     println!("current again after {:?}", lost_at.elapsed());
@@ -150,7 +150,7 @@ async fn cut_watches_continue_immediately() {
 /// Reconciliation is level-based: after a kill at any step, the next operator reaches the same state as without the
 /// kill.
 #[tokio::test]
-async fn an_operator_killed_at_any_step_reaches_the_same_state() {
+async fn the_next_operator_reaches_the_same_state_after_a_kill_at_any_step() {
     let install = TestCluster::shared().await.install().await;
     let server = install.start_server().await;
     let operator = install.start_operator().await;

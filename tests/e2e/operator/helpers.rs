@@ -21,7 +21,7 @@ use latchkey_tests::{
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection};
 
-/// The operator and the servers follow a change within a second or two; a loaded machine takes longer.
+/// The operator and the servers apply a change within a second or two; a loaded machine takes longer.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
 
 /// Gets an App or Provider in the stored form. Also works if the object does not match the schema.
@@ -176,7 +176,7 @@ pub(super) async fn count_users(install: &Installation<'_>, app: &App) -> i64 {
     query_count(install, &format!("SELECT count(*) FROM users WHERE app_id = '{}'", app.id())).await
 }
 
-/// Type, reason and note of each Event about the App with this namespace and name.
+/// Type, reason and note of each Event about the App with this name in this namespace.
 pub(super) async fn events_of(
     install: &Installation<'_>,
     namespace: &str,

@@ -1,4 +1,4 @@
-//! Of two operators, one is the leader and the other can take over; two never lead at the same time.
+//! One of two operators is the leader, and the other can take over. Two never lead at the same time.
 
 use std::time::{Duration, Instant};
 
@@ -85,7 +85,7 @@ async fn only_one_of_two_operators_writes() {
 }
 
 #[tokio::test]
-async fn when_the_leader_is_killed_the_standby_takes_over() {
+async fn the_standby_takes_over_when_the_leader_is_killed() {
     let install = TestCluster::shared().await.install().await;
     let _server = install.start_server().await;
     let operators = [install.start_operator().await, install.start_operator().await];
@@ -96,7 +96,7 @@ async fn when_the_leader_is_killed_the_standby_takes_over() {
     install.apply(&app.clone().set("/displayName", "Edited")).await.unwrap();
     wait_until_leader(&install, standby).await;
     install.wait_until_ready(&app).await;
-    // After the standby has taken the Lease, the API server processes no write of the killed leader.
+    // After the standby has taken the Lease, the API server processes no write from the killed leader.
     let events = install.cluster().plane().audit_since(mark).unwrap();
     let takeover = events.iter().position(|event| is_write_by(standby, event)).expect("the standby took the Lease");
     assert_eq!((events[takeover].resource.as_str(), events[takeover].status), ("leases", 200));

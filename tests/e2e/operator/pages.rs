@@ -43,7 +43,7 @@ fn config_map(install: &Installation<'_>, name: &str, field: &str, values: Value
     })
 }
 
-/// The host of the App's pages in the annotation of the rendered Secret.
+/// The host for the App's pages in the annotation of the rendered Secret.
 async fn published_host(install: &Installation<'_>, app: &App) -> Option<String> {
     let secret = rendered_secret(install, app).await?;
     secret.metadata.annotations.unwrap_or_default().remove(PAGES_HOST_ANNOTATION)
@@ -79,7 +79,7 @@ async fn wait_for_host_conflict(install: &Installation<'_>, app: &App, namespace
 }
 
 #[tokio::test]
-async fn an_app_without_enabled_pages_has_the_same_document_as_without_the_field() {
+async fn an_app_with_disabled_pages_has_the_same_document_as_an_app_without_pages() {
     let install = TestCluster::shared().await.install().await;
     let _server = install.start_server().await;
     let _operator = install.start_operator().await;
@@ -171,7 +171,7 @@ async fn pages_without_enough_contrast_are_not_accepted() {
 }
 
 #[tokio::test]
-async fn if_two_apps_race_for_a_host_one_gets_it_and_the_other_gets_it_after_the_first_is_deleted() {
+async fn one_of_two_racing_apps_gets_the_host_and_the_other_gets_it_after_the_first_is_deleted() {
     let install = TestCluster::shared().await.builder().tenants(2).install().await;
     let _server = install.start_server().await;
     let _operator = install.start_operator().await;
@@ -256,7 +256,7 @@ async fn a_server_that_does_not_know_pages_serves_the_app_without_them() {
     assert!(message.contains("spec.pages needs format 3") && message.contains(scripted.pod().name()), "{message}");
     register_user(&install, &server, &app, "ada").await;
 
-    // The upgrade of the server changes no document.
+    // Upgrading the server changes no document.
     scripted.set_script(RevisionScript::serving(3, app.id(), &with_pages));
     install.wait_until_ready(&app).await;
     assert_eq!(revision().await, with_pages);

@@ -22,7 +22,7 @@ use serde_json::json;
 
 use super::helpers::wait_for_condition;
 
-/// Limit for one step of the test. The operator logs a missing permission within a second or two.
+/// Time limit for one step of the test. The operator logs a missing permission within a second or two.
 const LIMIT: Duration = Duration::from_secs(60);
 /// How long a Lease lasts without a renewal.
 const LEASE_DURATION: Duration = Duration::from_secs(15);
@@ -114,8 +114,8 @@ async fn wait_until_logged(operator: &OperatorProcess, permission: &Permission) 
     eventually(&text, LIMIT * 4, || async { operator.read_log().contains(&text).then_some(()) }).await;
 }
 
-/// Waits until the App is Ready, rotates its keys twice and the secret of a Client, and deletes the App. Then creates
-/// and deletes an App with `Retain`.
+/// Waits until the App is Ready, rotates its keys twice, rotates the secret of a Client, and deletes the App. Then
+/// creates and deletes an App with `Retain`.
 async fn run_lifecycle(install: &Installation<'_>, app: &App) {
     install.wait_until_ready(app).await;
     let apps = install.apps();

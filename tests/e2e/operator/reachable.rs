@@ -179,7 +179,7 @@ async fn an_invalid_client_and_a_missing_issuer_are_reported_until_corrected() {
         install.apply_provider(provider).await.unwrap();
         let message = wait_for_reachable(&install, status, reason).await;
         assert!(!message.contains("made-up") && !message.contains("elsewhere"), "{message}");
-        // The condition Reachable does not change Ready of the App.
+        // The condition Reachable does not affect the App's condition Ready.
         install.wait_until_ready(&app).await;
     }
 }

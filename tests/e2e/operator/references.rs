@@ -19,7 +19,7 @@ use crate::{bombs::bombs, template_bombs::with_bombs};
 
 const MIB: usize = 1024 * 1024;
 
-/// A Provider with an error, the expected condition, and the correction.
+/// A broken Provider, the condition that it must cause, and the correction.
 struct BrokenProvider {
     name: &'static str,
     objects: Vec<Value>,

@@ -168,7 +168,7 @@ async fn an_app_that_is_recreated_immediately_can_be_used() {
 }
 
 #[tokio::test]
-async fn apps_deleted_while_no_operator_runs_are_handled_when_an_operator_starts() {
+async fn deletions_while_no_operator_runs_are_handled_when_an_operator_starts() {
     let install = TestCluster::shared().await.install().await;
     let servers = install.start_servers(1).await;
     let operator = install.start_operator().await;

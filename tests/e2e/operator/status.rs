@@ -1,4 +1,4 @@
-//! The status of an App leads from `kubectl apply` to Ready, and kubectl shows it.
+//! An App becomes Ready after `kubectl apply`, and kubectl shows its status.
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{

@@ -120,7 +120,7 @@ async fn events_wait_for_the_secret_of_a_webhook() {
 }
 
 #[tokio::test]
-async fn the_deletion_of_an_app_deletes_its_events_and_those_of_no_other_app() {
+async fn the_deletion_of_an_app_deletes_its_events_and_no_events_of_other_apps() {
     let Setup { install, server, receiver, url, .. } = &Setup::new().await;
     let _operator = install.start_operator().await;
     receiver.set_reply(Reply::status(500));

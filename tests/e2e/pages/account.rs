@@ -37,7 +37,7 @@ async fn a_new_password_ends_all_other_sessions() {
 }
 
 #[tokio::test]
-async fn the_confirmation_mail_is_sent_again() {
+async fn a_user_can_request_the_confirmation_mail_again() {
     let pages = PagesTest::start().await;
     pages.register(&mut pages.new_browser(), EMAIL, PASSWORD).await;
     pages.test_app.mail(EMAIL, 1).await;
@@ -98,7 +98,7 @@ async fn a_user_ends_other_sessions() {
 }
 
 #[tokio::test]
-async fn the_activity_has_the_logins() {
+async fn the_activity_page_lists_events_with_their_times() {
     let pages = PagesTest::start().await;
     let mut browser = pages.logged_in_browser(EMAIL).await;
     let activity = pages.open(&mut browser, "account/activity").await.expect_at(&pages.path("account/activity"));
@@ -140,10 +140,10 @@ async fn a_form_changes_only_the_account_that_it_shows() {
 }
 
 #[tokio::test]
-async fn a_login_of_another_user_in_the_same_browser_ends_the_session_of_the_first_user() {
+async fn a_login_by_another_user_in_the_same_browser_ends_the_session_of_the_first_user() {
     let pages = PagesTest::start().await;
     let mut browser = pages.logged_in_browser(EMAIL).await;
-    let mut former = browser.clone();
+    let mut first_user = browser.clone();
     pages.test_app.register_and_confirm("grace@example.com").await;
     // The login page leads logged-in users to the account, so the form is posted directly.
     let csrf = pages.open(&mut browser, "forgot").await.form(&pages.path("forgot")).value("csrf").to_owned();
@@ -152,5 +152,5 @@ async fn a_login_of_another_user_in_the_same_browser_ends_the_session_of_the_fir
     browser.post(&pages.path("login"), &fields, &[]).await;
     let account = pages.open(&mut browser, "account").await.expect_at(&pages.path("account"));
     assert!(account.html.contains("grace@example.com"), "{}", account.html);
-    assert!(!pages.is_logged_in(&mut former).await);
+    assert!(!pages.is_logged_in(&mut first_user).await);
 }

@@ -32,7 +32,7 @@ async fn a_scanner_that_presses_every_button_changes_nothing() {
     assert_eq!(pages.test_app.epoch_and_verified(EMAIL).await, before);
     assert_eq!(pages.test_app.session_count().await, 0);
 
-    // The user's own visit still works.
+    // The user can still confirm the address.
     let confirm = browser.open(&link).await;
     browser.submit(&confirm, &pages.path("confirm"), &[]).await.expect_at(&pages.path("account"));
 
@@ -44,7 +44,7 @@ async fn a_scanner_that_presses_every_button_changes_nothing() {
 }
 
 #[tokio::test]
-async fn another_browser_must_send_the_password() {
+async fn a_confirmation_in_another_browser_needs_the_password() {
     let pages = PagesTest::start().await;
     pages.register(&mut pages.new_browser(), EMAIL, PASSWORD).await;
     let link = pages.mailed_link(EMAIL, 1, "confirm").await;
@@ -70,7 +70,7 @@ async fn a_confirmation_removes_only_the_registration_cookie_of_its_address() {
     pages.register(&mut browser, "eve@example.com", PASSWORD).await;
     let count = |browser: &PageBrowser| browser.cookies.keys().filter(|name| name.starts_with("latchkey-tx.")).count();
     assert_eq!(count(&browser), 2);
-    // With a session of the account, the confirmation does not need the cookie of the registration.
+    // With a session of the account, the confirmation does not need the registration cookie.
     pages.log_in(&mut browser, EMAIL, PASSWORD).await.expect_at(&pages.path("account"));
     let page = browser.open(&pages.mailed_link(EMAIL, 1, "confirm").await).await;
     browser.submit(&page, &pages.path("confirm"), &[]).await.expect_at(&pages.path("account"));
@@ -81,7 +81,7 @@ async fn a_confirmation_removes_only_the_registration_cookie_of_its_address() {
 }
 
 #[tokio::test]
-async fn the_registration_of_another_address_does_not_suffice() {
+async fn registering_another_address_does_not_suffice_to_confirm() {
     let pages = PagesTest::start().await;
     pages.register(&mut pages.new_browser(), EMAIL, PASSWORD).await;
     let link = pages.mailed_link(EMAIL, 1, "confirm").await;
@@ -102,7 +102,7 @@ async fn the_registration_of_another_address_does_not_suffice() {
 }
 
 #[tokio::test]
-async fn a_session_of_the_account_suffices_and_continues() {
+async fn a_session_of_the_account_suffices_to_confirm_and_continues() {
     let pages = PagesTest::start().await;
     pages.register(&mut pages.new_browser(), EMAIL, PASSWORD).await;
     let mut browser = pages.new_browser();

@@ -12,7 +12,7 @@ use crate::support::{NAME, WRONG_CODE};
 const UNKNOWN_EMAIL: &str = "eve@example.com";
 
 /// The text without sealed (encrypted) addresses, which are different each time.
-fn without_sealed(text: &str) -> String {
+fn without_sealed_addresses(text: &str) -> String {
     let is_sealed = |char: char| char.is_ascii_alphanumeric() || matches!(char, '-' | '_');
     let mut parts = text.split("address=");
     let first = parts.next().unwrap_or_default().to_owned();
@@ -26,8 +26,8 @@ fn shape(page: &LoadedPage, browser: &PageBrowser, email: &str) -> (u16, String,
     for form in page.forms() {
         html = html.replace(form.value("csrf"), "CSRF");
     }
-    let address = without_sealed(&page.address.replace(&in_query, "EMAIL"));
-    html = without_sealed(&html);
+    let address = without_sealed_addresses(&page.address.replace(&in_query, "EMAIL"));
+    html = without_sealed_addresses(&html);
     let mut headers: Vec<String> = page.headers.keys().map(|name| name.as_str().to_owned()).collect();
     headers.sort_unstable();
     // The names of some cookies have a time and a random id.
@@ -35,7 +35,7 @@ fn shape(page: &LoadedPage, browser: &PageBrowser, email: &str) -> (u16, String,
     (page.status.as_u16(), address, html, headers, browser.cookies.keys().map(kind).collect())
 }
 
-/// Sends the form of a page for the known and for an unknown address, and asserts that both look alike.
+/// Sends the form of a page for the known and for an unknown address, and asserts that both responses look alike.
 async fn assert_alike(pages: &PagesTest, page: &str, fields: &[(&str, &str)], status: u16) {
     let mut shapes = Vec::new();
     for email in [EMAIL, UNKNOWN_EMAIL] {
@@ -60,7 +60,7 @@ async fn pages_do_not_show_whether_an_address_has_an_account() {
 }
 
 #[tokio::test]
-async fn without_protection_a_taken_address_is_reported() {
+async fn a_taken_address_is_reported_without_enumeration_protection() {
     let open = app().set("/enumerationProtection", "Disabled");
     let pages = PagesTest::of(open, Stack::builder()).await;
     pages.test_app.register_and_confirm(EMAIL).await;

@@ -1,4 +1,4 @@
-//! Everything that a user can do on the hosted pages, each from the first page to the last.
+//! Every flow of a user on the hosted pages, from the first page to the last.
 
 use http::StatusCode;
 use latchkey_tests::{
@@ -120,7 +120,7 @@ async fn pages_are_in_the_language_that_the_user_chose() {
 }
 
 #[tokio::test]
-async fn a_mail_leads_to_the_page_of_the_application_if_there_is_one() {
+async fn a_mail_leads_to_the_applications_own_page_if_there_is_one() {
     let own = app().set("/mail/confirmURL", "https://shop.example.com/confirm?code={code}");
     let pages = PagesTest::of(own, Stack::builder()).await;
     pages.register(&mut pages.new_browser(), EMAIL, PASSWORD).await;
@@ -131,7 +131,7 @@ async fn a_mail_leads_to_the_page_of_the_application_if_there_is_one() {
 }
 
 #[tokio::test]
-async fn a_browser_session_is_no_session_of_the_app() {
+async fn a_browser_session_gives_no_access_to_the_api_and_is_in_the_list_of_sessions() {
     let pages = PagesTest::start().await;
     let mut browser = pages.logged_in_browser(EMAIL).await;
     let client = pages.test_app.client();

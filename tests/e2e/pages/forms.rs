@@ -1,4 +1,4 @@
-//! Forms of other browsers, Apps and sites, and markup in the input of users.
+//! Forms from other browsers, Apps and sites, and markup in the input from users.
 
 use http::StatusCode;
 use latchkey_tests::{
@@ -24,7 +24,7 @@ async fn csrf(pages: &PagesTest, browser: &mut PageBrowser) -> String {
 }
 
 #[tokio::test]
-async fn a_form_of_another_browser_app_or_site_changes_nothing() {
+async fn a_form_from_another_browser_app_or_site_changes_nothing() {
     let other_app = app();
     let pages = PagesTest::of(app(), Stack::builder().app(&other_app)).await;
     let mut browser = pages.logged_in_browser(EMAIL).await;
@@ -70,7 +70,7 @@ async fn a_form_after_the_end_of_the_session_changes_nothing_and_leads_to_the_lo
 }
 
 #[tokio::test]
-async fn a_forged_session_cookie_is_no_session() {
+async fn a_forged_session_cookie_is_rejected() {
     let pages = PagesTest::start().await;
     let mut browser = pages.logged_in_browser(EMAIL).await;
     let name = format!("latchkey-session.{}", pages.test_app.id());

@@ -11,7 +11,7 @@ fn expect_unavailable(page: LoadedPage) {
 }
 
 #[tokio::test]
-async fn without_redis_pages_that_need_no_session_are_shown_and_nothing_can_be_sent() {
+async fn pages_that_need_no_session_are_shown_without_redis_and_nothing_can_be_sent() {
     let pages = PagesTest::of(app(), Stack::builder().proxied()).await;
     let mut browser = pages.logged_in_browser(EMAIL).await;
     let mut stranger = pages.new_browser();
@@ -29,7 +29,7 @@ async fn without_redis_pages_that_need_no_session_are_shown_and_nothing_can_be_s
 }
 
 #[tokio::test]
-async fn without_postgres_a_user_can_list_sessions_and_log_out() {
+async fn a_user_can_list_sessions_and_log_out_without_postgres() {
     let pages = PagesTest::of(app(), Stack::builder().proxied()).await;
     let mut browser = pages.logged_in_browser(EMAIL).await;
     pages.test_app.stack.postgres_proxy.as_ref().expect("a proxy").refuse().await;

@@ -54,7 +54,7 @@ impl SocialPages {
         browser.open(&self.callback(&authorization, person)).await
     }
 
-    /// Presses a button of the page of linked accounts.
+    /// Presses a button on the page of linked accounts.
     async fn press(&self, browser: &mut PageBrowser, action: &str) -> LoadedPage {
         let page = self.pages.open(browser, "account/identities").await;
         let form = page.forms().into_iter().find(|form| form.fields.iter().any(|(_, value)| value == action));
@@ -186,7 +186,7 @@ async fn redirect_accepts_the_url_of_a_page_only_if_a_page_began_the_login() {
 }
 
 #[tokio::test]
-async fn errors_of_a_social_login_are_on_the_login_page() {
+async fn errors_of_a_social_login_are_shown_on_the_login_page() {
     let social = SocialPages::start().await;
     let mut browser = social.pages.new_browser();
     let cancelled = social.begin(&mut browser).await;

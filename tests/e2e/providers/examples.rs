@@ -48,7 +48,7 @@ async fn every_preset_has_a_guide_and_an_example_that_renders() {
         }
         let mut manifest = fs::read_to_string(format!("{GUIDES}/{preset}.yaml")).unwrap();
         if preset == "apple" {
-            // A user replaces this text by their key.
+            // A user replaces this text with their key.
             let key = KeyPair::generate().unwrap().serialize_pem();
             let lines: Vec<&str> = key.lines().filter(|line| !line.starts_with("-----")).collect();
             manifest = manifest.replace("paste the lines of the .p8 file here", &lines.join("\n    "));
@@ -56,7 +56,7 @@ async fn every_preset_has_a_guide_and_an_example_that_renders() {
         let doc = render(&dir.join(preset), &manifest);
         let [provider] = doc.providers.as_slice() else { panic!("{preset}.yaml has one Provider") };
         assert_eq!((provider.name.as_str(), provider.settings.preset.as_str()), (preset, preset));
-        // By default, the presets of known providers other than Slack link accounts by email address.
+        // By default, all presets of known providers except Slack link accounts by email address.
         assert_eq!(provider.link_by_email, !["slack", "oidc", "oauth2"].contains(&preset), "{preset}");
         assert!(provider.settings.secret.is_some(), "{preset}.yaml: the Secret resolves");
         let has_discovery = PRESETS.iter().any(|profile| profile.preset == preset && profile.issuer.is_some());

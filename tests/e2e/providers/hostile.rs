@@ -138,7 +138,7 @@ async fn discovered_urls_with_a_private_address_or_without_tls_are_not_called() 
 }
 
 #[tokio::test]
-async fn a_discovery_document_of_another_issuer_is_rejected() {
+async fn a_discovery_document_from_another_issuer_is_rejected() {
     for issuer in ["https://evil.example", "https://id.provider.test/", "http://id.provider.test", ""] {
         let fixture = Fixture::new("oidc").await;
         let mut discovery = fixture.upstream.profile().discovery();
@@ -413,7 +413,7 @@ async fn hostile_tokens_are_rejected_without_a_request_for_keys() {
 }
 
 #[tokio::test]
-async fn a_fifth_concurrent_call_of_one_client_is_refused_immediately() {
+async fn a_fifth_concurrent_call_from_one_client_is_refused_immediately() {
     let fixture = Fixture::new("github").await;
     fixture.upstream.script(ProviderEndpoint::TokenCheck, ScriptedResponse::silent());
     let client = new_client_address();

@@ -56,7 +56,7 @@ async fn the_check_finds_the_state_of_every_provider() {
 }
 
 #[tokio::test]
-async fn without_a_secret_the_check_has_no_result_and_with_an_invalid_key_the_client_is_refused() {
+async fn the_check_has_no_result_without_a_secret_and_reports_an_invalid_key_as_a_refused_client() {
     let without_secret = Fixture::with_changed_provider("oidc", |provider| provider.settings.secret = None).await;
     assert_eq!(check_provider(&without_secret).await, None);
     let with_invalid_key = Fixture::with_changed_provider("apple", |provider| {

@@ -40,7 +40,7 @@ impl SocialTest {
 // === the known attacks ===
 
 #[tokio::test]
-async fn pre_hijacking_a_planted_password_is_removed_when_the_owner_logs_in() {
+async fn the_planted_password_of_a_pre_hijacker_is_removed_when_the_owner_logs_in() {
     let social = SocialTest::start().await;
     social.register_without_confirming().await;
     let redirect = AppRedirect::expect_session(&social.log_in(&owner()).await);
@@ -52,7 +52,7 @@ async fn pre_hijacking_a_planted_password_is_removed_when_the_owner_logs_in() {
 }
 
 #[tokio::test]
-async fn pre_hijacking_a_planted_session_ends_when_the_owner_logs_in() {
+async fn the_planted_session_of_a_pre_hijacker_ends_when_the_owner_logs_in() {
     let social = SocialTest::start().await;
     let planted_login = social.register_without_confirming().await;
     social.assert_ok(&social.test_app.verify(planted_login.string("token")).await);
@@ -69,7 +69,7 @@ async fn pre_hijacking_a_planted_session_ends_when_the_owner_logs_in() {
 }
 
 #[tokio::test]
-async fn pre_hijacking_an_unverified_provider_address_gets_no_existing_account() {
+async fn the_unverified_provider_address_of_a_pre_hijacker_gets_no_existing_account() {
     let social = SocialTest::start().await;
     // First case: the owner's account is older than the attacker's account.
     social.test_app.register_and_confirm(EMAIL).await;
@@ -96,7 +96,7 @@ async fn pre_hijacking_an_unverified_provider_address_gets_no_existing_account()
 }
 
 #[tokio::test]
-async fn pre_hijacking_a_trojan_identity_is_removed_when_the_owner_logs_in() {
+async fn the_trojan_identity_of_a_pre_hijacker_is_removed_when_the_owner_logs_in() {
     let social = SocialTest::start().await;
     let planted_login = social.register_without_confirming().await;
     // The attacker cannot link an identity while the email address is unverified.
@@ -121,7 +121,7 @@ async fn pre_hijacking_a_trojan_identity_is_removed_when_the_owner_logs_in() {
 // === linking by address ===
 
 #[tokio::test]
-async fn a_verified_address_of_a_verified_account_links_and_notifies_the_owner() {
+async fn an_identity_with_the_verified_address_of_a_verified_account_is_linked_and_the_owner_is_notified() {
     let social = SocialTest::start().await;
     let (_, token) = social.test_app.register_and_log_in(EMAIL).await;
     let (epoch, _) = social.test_app.epoch_and_verified(EMAIL).await;
@@ -192,7 +192,7 @@ async fn a_login_that_fails_does_not_count_towards_the_mail_limit() {
 }
 
 #[tokio::test]
-async fn without_enumeration_protection_a_known_unverified_address_is_reported() {
+async fn a_known_unverified_address_is_reported_without_enumeration_protection() {
     let social = SocialTest::with_app(app().set("/enumerationProtection", "Off")).await;
     social.test_app.register_and_confirm(EMAIL).await;
     social.assert_refused(&Person::unverified("1", EMAIL), StatusCode::CONFLICT, "account_link_required").await;

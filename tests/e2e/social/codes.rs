@@ -65,7 +65,7 @@ async fn a_code_is_exchanged_once_and_a_second_use_ends_its_session() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_code_exchanged_twice_concurrently_leaves_no_session() {
+async fn a_code_that_is_exchanged_twice_concurrently_leaves_no_session() {
     let social = SocialTest::with_code_mode().await;
     for _ in 0..5 {
         let code = social.obtain_code().await;

@@ -123,7 +123,7 @@ async fn a_state_that_is_missing_wrong_or_used_elsewhere_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn only_one_of_concurrent_callbacks_with_one_state_succeeds() {
+async fn only_one_of_several_concurrent_callbacks_with_the_same_state_succeeds() {
     let social = SocialTest::of(app(), Stack::builder().servers(2)).await;
     let mut browser = social.new_client();
     let authorization = browser.start_flow(&social.path("redirect")).await;
@@ -212,7 +212,7 @@ async fn a_redis_outage_between_redirect_and_callback_is_reported_to_the_app() {
 }
 
 #[tokio::test]
-async fn only_the_error_code_of_the_provider_is_reported_to_the_app() {
+async fn only_the_error_code_from_the_provider_is_reported_to_the_app() {
     let social = SocialTest::start().await;
     let mut browser = social.new_client();
     for (sent, reported) in [
@@ -316,7 +316,7 @@ async fn tabs_have_separate_flows_and_the_fifth_flow_replaces_the_oldest() {
 }
 
 #[tokio::test]
-async fn a_page_of_the_same_site_gets_a_bound_flow() {
+async fn a_page_on_the_same_site_gets_a_bound_flow() {
     let social = SocialTest::with_app(app().set("/browserBinding", "Required")).await;
     let json_path = format!("{}?format=json", social.path("redirect"));
     for site in ["same-origin", "same-site"] {
@@ -376,7 +376,7 @@ async fn a_client_address_can_start_thirty_unbound_flows_per_minute() {
 }
 
 #[tokio::test]
-async fn a_page_of_a_foreign_origin_cannot_start_a_bound_flow() {
+async fn a_page_from_a_foreign_origin_cannot_start_a_bound_flow() {
     let origin = "https://shop.example.com";
     let social = SocialTest::with_app(app().set("/allowedOrigins", json!([origin]))).await;
     let request_flow = async |origin: &str, query: &str| {
@@ -456,7 +456,7 @@ async fn a_login_with_a_provider_token_returns_a_session() {
 /// RFC 9207, section 2.4: without the check of `iss`, an attacker's server could send an error in the name of the
 /// provider.
 #[tokio::test]
-async fn an_error_of_another_issuer_is_not_accepted() {
+async fn an_error_from_another_issuer_is_not_accepted() {
     let github = Provider::new("github", "github");
     let app = app().set("/providerRefs", json!([{ "name": "github" }]));
     let test_app = TestApp::from_builder(app, Stack::builder().provider(&github)).await;

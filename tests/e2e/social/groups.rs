@@ -9,7 +9,7 @@ use super::{AppRedirect, Person, SocialTest, app};
 const EMAIL: &str = "grace@example.com";
 
 impl SocialTest {
-    /// Starts a service that takes over the groups of the Provider `local`.
+    /// Starts a service that copies the groups of users from the Provider `local`.
     async fn start_with_groups(groups: Value) -> Self {
         let social = Self::start().await;
         social.set_groups(Some(groups)).await;
@@ -31,7 +31,7 @@ impl SocialTest {
             .await;
     }
 
-    /// The names of all memberships with their sources, sorted.
+    /// The group name and the source of each membership, sorted.
     async fn memberships(&self) -> Vec<(String, String)> {
         let mut connection = self.test_app.stack.database.connect().await.expect("the database is reachable");
         sqlx::query_as("SELECT name, source FROM group_members ORDER BY name, source")
@@ -74,7 +74,7 @@ async fn each_login_replaces_the_groups_of_the_provider() {
     let events = "SELECT count(*) FROM audit_events WHERE kind LIKE 'group_member_%'";
     assert_eq!(social.test_app.query_number(events).await, 2);
 
-    // The same groups in another order write nothing.
+    // The same groups in another order cause no write.
     social
         .expect_groups(&grace().with_groups(json!(["Platform Team", "staff"])), &["local:Platform Team", "local:staff"])
         .await;
@@ -88,7 +88,7 @@ async fn each_login_replaces_the_groups_of_the_provider() {
     );
     assert_eq!(social.test_app.query_number(&detail).await, 1);
 
-    // A login by a token of the provider is a login, too. Its claims have no groups.
+    // A login with a token from the provider is a login, too. Its claims have no groups.
     social.log_in_by_token(&grace()).await.expect(StatusCode::OK);
     assert!(social.memberships().await.is_empty());
     assert!(social.test_app.groups_in_redis(&user).await.unwrap().is_empty());
@@ -138,7 +138,7 @@ async fn malformed_claims_and_too_many_groups_give_no_groups() {
 }
 
 #[tokio::test]
-async fn groups_end_if_the_app_no_longer_takes_them_over() {
+async fn memberships_end_if_the_app_no_longer_takes_the_groups_over() {
     let social = SocialTest::start_with_groups(settings()).await;
     let person = grace().with_groups(json!(["staff"]));
     social.expect_groups(&person, &["local:staff"]).await;
@@ -149,7 +149,7 @@ async fn groups_end_if_the_app_no_longer_takes_them_over() {
 }
 
 #[tokio::test]
-async fn without_a_setting_no_groups_are_taken_over() {
+async fn no_groups_are_taken_over_without_a_setting() {
     let social = SocialTest::of(app(), Stack::builder()).await;
     let user = social.expect_groups(&grace().with_groups(json!(["staff"])), &[]).await;
     assert_eq!(social.groups_version().await, 0);

@@ -53,7 +53,7 @@ async fn a_user_links_lists_and_removes_a_provider() {
     assert_eq!(list.body, json!({ "identities": [] }));
     assert_eq!(list.header("cache-control"), Some("no-store"));
 
-    // The identity has another email address than the account.
+    // The email address of the identity differs from that of the account.
     let person = Person::verified("her-id", "ada@work.example");
     social.link(&ada, "local", &person).await.expect(StatusCode::OK);
     // Linking the same identity again changes nothing.
@@ -119,7 +119,7 @@ async fn the_last_way_to_log_in_is_never_removed() {
 
     let second = Person::verified("2", "ada@work.example");
     social.link(&ada, "other", &second).await.expect(StatusCode::OK);
-    // Of two concurrent removals, one fails.
+    // One of two concurrent removals fails.
     let (first, other) = tokio::join!(unlink(&ada, "local"), unlink(&ada, "other"));
     let mut statuses = [first.status, other.status];
     statuses.sort();
@@ -149,7 +149,7 @@ async fn unlinking_is_counted_in_logins_per_client() {
 }
 
 #[tokio::test]
-async fn identity_changes_are_recorded_in_the_same_transaction() {
+async fn an_identity_change_and_its_event_are_written_in_one_transaction() {
     let social = SocialTest::start().await;
     let redirect = AppRedirect::expect_session(&social.log_in(&Person::verified("1", EMAIL)).await);
     let ada = social.test_app.client().with_token(social.test_app.id(), redirect.parameter("access_token"));
@@ -166,7 +166,7 @@ async fn identity_changes_are_recorded_in_the_same_transaction() {
         assert_eq!(social.test_app.query_number(&in_one_transaction).await, 1, "{kind} {subject}");
     }
     unlink(&ada, "local").await.expect(StatusCode::OK);
-    // The removal of the last way to log in is rejected, and so not recorded.
+    // The removal of the last way to log in is rejected, so it is not recorded.
     unlink(&ada, "other").await.expect_error(StatusCode::CONFLICT, "last_identity");
     let activity = ada.get("user/activity").await.expect(StatusCode::OK);
     let kinds: Vec<_> =

@@ -188,7 +188,7 @@ async fn a_redirect_url_that_was_removed_from_the_list_gets_nothing_not_even_an_
 }
 
 #[tokio::test]
-async fn without_redirect_urls_callback_responds_with_json_and_redirect_accepts_no_url() {
+async fn callback_responds_with_json_and_redirect_accepts_no_url_if_the_app_has_no_redirect_urls() {
     let social = SocialTest::with_app(app().set("/redirectURLs", json!([]))).await;
     let response = social.new_client().get(&format!("{}?redirect_url={REDIRECT_URL}", social.path("redirect"))).await;
     response.expect_error(StatusCode::BAD_REQUEST, "redirect_url_not_allowed");

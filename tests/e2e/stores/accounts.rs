@@ -278,7 +278,7 @@ async fn a_change_of_address_replaces_only_an_unverified_account() {
 }
 
 #[tokio::test]
-async fn only_one_of_many_concurrent_users_gets_an_address() {
+async fn only_one_of_several_users_who_concurrently_change_to_the_same_address_gets_it() {
     let fixture = Fixture::new().await;
     let (stores, app) = (&fixture.stores, &fixture.app);
     for round in 0..5 {

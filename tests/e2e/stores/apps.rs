@@ -29,7 +29,7 @@ use uuid::Uuid;
 
 use super::{Fixture, LIMIT, a_mail, a_new_user, an_app, an_event, now};
 
-/// A claim of a namespace to own the App's appID. `incarnation` identifies the App's keys.
+/// A namespace's claim to own the App's appID. `incarnation` identifies the App's keys.
 fn a_claim(fixture: &Fixture, namespace: &str) -> OwnershipClaim {
     OwnershipClaim {
         app: fixture.app.clone(),
@@ -114,7 +114,7 @@ async fn a_claim_with_other_keys_is_rejected_until_new_keys_are_requested() {
     assert_eq!(claim_app(&fixture, &first_keys).await, ClaimOutcome::Held);
     register_user(&fixture, 0).await.unwrap();
     assert_eq!(claim_app(&fixture, &other_keys).await, ClaimOutcome::KeysLost);
-    // A rendered document of an older operator has no `incarnation`, and is accepted with any keys.
+    // A rendered document from an older operator has no `incarnation`, and is accepted with any keys.
     assert_eq!(
         claim_app(&fixture, &OwnershipClaim { incarnation: None, ..first_keys.clone() }).await,
         ClaimOutcome::Held
@@ -249,7 +249,7 @@ async fn a_registration_during_a_deletion_is_refused_or_deleted_too() {
 }
 
 #[tokio::test]
-async fn several_servers_can_delete_concurrently() {
+async fn several_servers_can_delete_the_users_of_an_app_concurrently() {
     let fixture = Fixture::new().await;
     let claim = a_claim(&fixture, "shop");
     claim_app(&fixture, &claim).await;
@@ -400,7 +400,7 @@ async fn an_old_document_does_not_release_a_recreated_app() {
 }
 
 #[tokio::test]
-async fn a_late_document_of_the_former_namespace_does_not_take_a_freed_app_id() {
+async fn a_late_document_from_the_former_namespace_does_not_take_a_freed_app_id() {
     let fixture = Fixture::new().await;
     let former_claim = OwnershipClaim { handover: 3, ..a_claim(&fixture, "shop") };
     assert_eq!(claim_app(&fixture, &former_claim).await, ClaimOutcome::Held);
@@ -590,7 +590,7 @@ async fn an_app_is_suspended_while_another_namespace_owns_its_app_id() {
 }
 
 #[tokio::test]
-async fn an_app_with_other_keys_than_its_users_is_suspended_and_reported() {
+async fn an_app_with_users_but_other_keys_is_suspended_and_reported() {
     let fixture = Fixture::new().await;
     let namespace = super::codes::loaded_app(&fixture).doc.namespace;
     claim_app(&fixture, &a_claim(&fixture, &namespace)).await;
@@ -619,7 +619,7 @@ async fn an_app_with_other_keys_than_its_users_is_suspended_and_reported() {
 }
 
 #[tokio::test]
-async fn without_postgres_an_app_is_served_and_checked_later() {
+async fn an_app_is_served_without_postgres_and_checked_later() {
     let fixture = Fixture::new().await;
     claim_app(&fixture, &a_claim(&fixture, "holder")).await;
     let proxy = Proxy::start(fixture.database.addr).unwrap();

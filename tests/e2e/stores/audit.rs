@@ -32,13 +32,13 @@ use super::{Fixture, LIMIT, a_new_user, a_user_id, an_app, an_email, an_event, f
 /// A quarter of an hour, and one minute for the time between two calls of a test.
 const AFTER_QUARTER_HOUR: time::Duration = time::Duration::minutes(16);
 
-/// The time until the next quarter of an hour begins. With a clock that is ahead by this time, a test runs at the start
-/// of a quarter, so that all its refusals are in the same quarter.
+/// The time until the next quarter of an hour begins. A test that adds this time to the clock runs at the start of a
+/// quarter, so all its refusals are in the same quarter.
 fn time_to_next_quarter_hour() -> time::Duration {
     time::Duration::seconds(900 - now().unix_timestamp() % 900)
 }
 
-/// Another server, for which Redis's clock is ahead by this time.
+/// Another server, which adds this duration to the time of Redis.
 async fn server_with_clock(fixture: &Fixture, by: time::Duration) -> Stores {
     let url = UrlSource::from_value(RedisServer::shared().await.url());
     let redis = RedisStore::connect(Options { clock_offset: by, ..Options::new(url) }).unwrap();
@@ -84,8 +84,8 @@ async fn wait_until_counted(fixture: &Fixture, refusals: i64) {
     eventually(&format!("{refusals} refusals"), LIMIT, all_counted).await;
 }
 
-/// Writes the refusals that are due by a clock that is ahead by this time. Returns the number of quarters of an hour
-/// that were written.
+/// Adds this duration to the time of Redis, and writes the refusals that are then due. Returns the number of quarters
+/// of an hour that were written.
 async fn write_refusals(fixture: &Fixture, by: time::Duration) -> usize {
     let app = fixture.app.clone();
     fixture.with_later_clock(by).await.write_refusals(move |id| *id == app).await.unwrap()
@@ -214,7 +214,7 @@ async fn events_cannot_be_changed() {
 }
 
 #[tokio::test]
-async fn without_postgres_events_are_lost_and_counted_and_calls_do_not_wait_long() {
+async fn events_are_lost_and_counted_without_postgres_and_calls_do_not_wait_long() {
     let fixture = Fixture::new().await;
     let proxy = Proxy::start(fixture.database.addr).unwrap();
     let stores = stores_via(&fixture, &proxy);
@@ -436,7 +436,7 @@ async fn a_deleted_app_leaves_no_events_and_gets_none() {
 }
 
 #[tokio::test]
-async fn partitions_of_months_are_created_once_in_advance() {
+async fn monthly_partitions_are_created_once_in_advance() {
     let fixture = Arc::new(Fixture::new().await);
     let months = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'audit_events'::regclass";
     assert_eq!(fixture.count(months).await, 1 + 12 + 1, "this month, a year, and the default partition");

@@ -146,7 +146,7 @@ async fn a_login_opens_a_browser_session_that_only_its_cookie_finds() {
 }
 
 #[tokio::test]
-async fn the_same_user_keeps_the_session_and_gets_a_new_login_time_and_method() {
+async fn a_second_login_of_the_same_user_keeps_the_session_and_changes_its_login_time_and_method() {
     let pages = PagesFixture::new().await;
     let user = a_user_id();
     let first_login = BrowserLogin { auth_time: now() - Duration::hours(1), ..a_login(user, 1) };
@@ -165,7 +165,7 @@ async fn the_same_user_keeps_the_session_and_gets_a_new_login_time_and_method() 
 }
 
 #[tokio::test]
-async fn a_second_login_restarts_the_end_and_the_idle_time() {
+async fn a_second_login_restarts_the_lifetime_and_the_idle_time() {
     let pages = PagesFixture::new().await;
     let user = a_user_id();
     let first_login = BrowserLogin { auth_time: now() - Duration::hours(2), ..a_login(user, 1) };
@@ -196,7 +196,7 @@ async fn a_session_that_has_ended_does_not_come_back_with_its_id() {
 }
 
 #[tokio::test]
-async fn a_login_of_another_user_ends_the_session_of_this_browser_only() {
+async fn a_login_by_another_user_ends_only_the_session_in_this_browser() {
     let pages = PagesFixture::new().await;
     let (ada, eve) = (a_user_id(), a_user_id());
     let (here, elsewhere) = (pages.log_in(ada, None).await, pages.log_in(ada, None).await);
@@ -289,7 +289,7 @@ async fn a_raised_epoch_ends_browser_sessions_except_the_one_that_made_the_chang
 }
 
 #[tokio::test]
-async fn browser_sessions_and_sessions_of_the_app_together_are_at_most_100() {
+async fn a_user_has_at_most_100_browser_sessions_and_app_sessions_together() {
     let pages = PagesFixture::new().await;
     let user = a_user_id();
     let oldest = pages.log_in(user, None).await;
@@ -409,7 +409,7 @@ async fn the_previous_version_of_the_server_tolerates_a_browser_session() {
 }
 
 #[tokio::test]
-async fn a_kind_that_only_newer_servers_know_is_listed_without_a_kind() {
+async fn a_session_of_a_kind_that_only_newer_servers_know_is_listed_without_a_kind() {
     let pages = PagesFixture::new().await;
     let cookie = pages.log_in(a_user_id(), None).await;
     let mut redis = redis::Redis::shared().await.connect().await.unwrap();

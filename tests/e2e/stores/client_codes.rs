@@ -112,7 +112,7 @@ async fn only_one_of_fifty_concurrent_exchanges_is_the_first() {
 }
 
 #[tokio::test]
-async fn an_assertion_is_used_once_per_client_and_app() {
+async fn an_assertion_can_be_used_once_per_client_and_app() {
     let fixture = Fixture::new().await;
     let (stores, app) = (&fixture.stores, &fixture.app);
     let end = now().unix_timestamp() + 60;
@@ -145,8 +145,8 @@ async fn the_use_of_an_assertion_waits_for_a_replica() {
     .await;
     let stores = stores("postgres://nobody@127.0.0.1:1/none", &primary.url());
     let (app, end) = (an_app(), now().unix_timestamp() + 60);
-    // The call is repeated, because right after their start, the stores may have no connection yet on which they can
-    // wait for a replica.
+    // Repeats the call: right after their start, the stores may not yet have a connection on which they can wait for a
+    // replica.
     eventually("the server waits", LIMIT, async || {
         assert!(stores.use_assertion(&app, "uid-1", &Uuid::from_u128(rand::random()).to_string(), end).await.unwrap());
         info("commandstats").await.contains("cmdstat_wait:").then_some(())
@@ -190,7 +190,7 @@ fn client(number: u8) -> ClientAddress {
 }
 
 #[tokio::test]
-async fn pushed_requests_of_public_clients_displace_only_those_of_the_same_address() {
+async fn pushed_requests_of_public_clients_displace_only_those_from_the_same_address() {
     let fixture = Fixture::new().await;
     let (stores, app) = (&fixture.stores, &fixture.app);
     let key = |name: &str, is_public| PushedRequestKey::new(name, is_public);

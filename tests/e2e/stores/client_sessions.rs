@@ -170,7 +170,7 @@ async fn each_refresh_keeps_the_browser_session_alive_and_a_lookup_does_not() {
 }
 
 #[tokio::test]
-async fn a_raised_epoch_ends_all_client_sessions_also_if_it_keeps_the_browser_session() {
+async fn a_raised_epoch_ends_all_client_sessions_even_if_it_keeps_the_browser_session() {
     let fixture = Fixture::new().await;
     let user = a_user_id();
     let browser = open_browser(&fixture, user, 1).await;
@@ -239,7 +239,7 @@ async fn a_session_without_a_refresh_token_is_in_no_list_and_cannot_be_refreshed
 }
 
 #[tokio::test]
-async fn the_least_recently_used_session_of_a_client_ends_and_no_session_of_the_app() {
+async fn only_the_least_recently_used_session_of_the_same_client_ends_at_the_limit() {
     let fixture = Fixture::new().await;
     let user = a_user_id();
     let browser = open_browser(&fixture, user, 1).await;

@@ -78,7 +78,7 @@ async fn wait_for_postgres(stores: &Stores) {
 }
 
 #[tokio::test]
-async fn a_postgres_that_refuses_stalls_or_cuts_is_unavailable_and_then_used_again() {
+async fn postgres_is_unavailable_while_connections_fail_and_is_then_used_again() {
     let fixture = Fixture::new().await;
     let proxy = Proxy::start(fixture.database.addr).unwrap();
     let stores = stores_via(&fixture, &proxy);
@@ -151,7 +151,7 @@ async fn calls_fail_immediately_while_postgres_is_known_to_be_unavailable() {
 }
 
 #[tokio::test]
-async fn calls_that_wait_for_a_connection_are_bounded() {
+async fn the_number_of_calls_that_wait_for_a_connection_is_bounded() {
     let fixture = Fixture::new().await;
     let proxy = Proxy::start(fixture.database.addr).unwrap();
     proxy.stall();
@@ -208,7 +208,7 @@ async fn a_stalled_postgres_does_not_exhaust_the_pool() {
     let stores = stores_via(&fixture, &proxy);
     wait_for_postgres(&stores).await;
     proxy.stall();
-    // More callers than the pool has connections start a call, and cancel it before it ends.
+    // Starts more calls than the pool has connections, and cancels each call before it ends.
     for _ in 0..40 {
         let call = stores.backlog();
         assert!(tokio::time::timeout(Duration::from_millis(20), call).await.is_err());

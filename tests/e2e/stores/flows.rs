@@ -151,9 +151,9 @@ async fn used_and_expired_flows_are_not_counted() {
     assert_eq!(count_found(&later, app, &expired).await, 0);
 }
 
-/// The `tx` of a registration that is too long for the cookie is stored for an hour, social logins for ten minutes.
+/// A registration's `tx` that is too long for the cookie is stored for an hour, a social login for ten minutes.
 #[tokio::test]
-async fn a_flow_with_a_longer_lifetime_outlives_the_others() {
+async fn the_indexes_of_flows_do_not_expire_before_the_flow_with_the_longest_lifetime() {
     let fixture = Fixture::new().await;
     let Fixture { stores, app, .. } = &fixture;
     let long = a_flow_id();

@@ -80,7 +80,7 @@ async fn a_login_reads_the_user_and_the_classes_of_the_app() {
 }
 
 #[tokio::test]
-async fn an_app_has_at_most_four_classes_of_weight_32() {
+async fn an_app_has_at_most_four_classes_with_a_total_weight_of_32() {
     let fixture = Fixture::new().await;
     let user = create_user(&fixture, "ada@example.com").await;
     assert_eq!(set_hash(&fixture, a_user_id(), BCRYPT).await, SetForeignHashOutcome::NoUser);
@@ -143,7 +143,7 @@ async fn a_new_password_replaces_the_foreign_hash() {
 }
 
 #[tokio::test]
-async fn an_hour_after_the_last_import_the_sweep_removes_classes_that_no_user_has() {
+async fn the_sweep_removes_unused_classes_an_hour_after_the_last_import() {
     let fixture = Fixture::new().await;
     let user = create_user(&fixture, "ada@example.com").await;
     set_hash(&fixture, user.id, PBKDF2).await;

@@ -59,7 +59,7 @@ async fn remove(fixture: &Fixture, name: &str, user: UserId) -> MemberOutcome {
 }
 
 #[track_caller]
-fn changed(outcome: MemberOutcome) -> GroupsChange {
+fn expect_changed(outcome: MemberOutcome) -> GroupsChange {
     match outcome {
         MemberOutcome::Changed(change) => change,
         other => panic!("{other:?}"),
@@ -75,7 +75,7 @@ async fn report(fixture: &Fixture, user: UserId, names: &[&str]) -> Option<Group
 }
 
 /// The names of the memberships, each once.
-fn texts(memberships: &[Membership]) -> Vec<&str> {
+fn membership_names(memberships: &[Membership]) -> Vec<&str> {
     let mut names: Vec<&str> = memberships.iter().map(|membership| membership.name.as_str()).collect();
     names.dedup();
     names
@@ -110,7 +110,7 @@ async fn open_session(fixture: &Fixture, user: UserId) {
     assert_eq!(fixture.stores.open_session(&fixture.app, &session).await.unwrap(), OpenOutcome::Opened);
 }
 
-/// The kinds, users and details of the events about memberships, without those of other kinds.
+/// The kind, the user and the detail of each event about a membership.
 async fn events(fixture: &Fixture) -> Vec<(String, Uuid, Value)> {
     let mut connection = fixture.database.connect().await.unwrap();
     sqlx::query_as(
@@ -134,7 +134,7 @@ async fn propagated_users(fixture: &Fixture) -> Vec<UserId> {
     users.collect()
 }
 
-/// The number of all rows that a change of groups can write.
+/// A checksum of all rows that a change to groups can write.
 async fn digest(fixture: &Fixture) -> i64 {
     fixture
         .count(
@@ -195,8 +195,11 @@ async fn a_member_is_added_and_removed_with_one_event_and_one_version_each() {
     let version = "SELECT version FROM users";
     let before = fixture.count(version).await;
 
-    let added = changed(add(&fixture, "team", user).await);
-    assert_eq!((added.user, added.groups.version, texts(&added.groups.memberships)), (user, 1, vec!["team"]));
+    let added = expect_changed(add(&fixture, "team", user).await);
+    assert_eq!(
+        (added.user, added.groups.version, membership_names(&added.groups.memberships)),
+        (user, 1, vec!["team"])
+    );
     assert_eq!(memberships(&fixture, user).await, [("team".to_owned(), String::new())]);
     assert_eq!(propagated_users(&fixture).await, [user]);
     fixture.stores.remove_groups_rows(&fixture.app, &[added.outbox_row]).await.unwrap();
@@ -205,7 +208,7 @@ async fn a_member_is_added_and_removed_with_one_event_and_one_version_each() {
     assert_eq!(add(&fixture, "team", user).await, MemberOutcome::Unchanged);
     assert_eq!(digest(&fixture).await, unchanged);
 
-    let removed = changed(remove(&fixture, "team", user).await);
+    let removed = expect_changed(remove(&fixture, "team", user).await);
     assert_eq!((removed.groups.version, removed.groups.memberships.len()), (2, 0));
     assert_eq!(remove(&fixture, "team", user).await, MemberOutcome::Unchanged);
     let detail = json!({ "group": "team" });
@@ -218,7 +221,7 @@ async fn a_member_is_added_and_removed_with_one_event_and_one_version_each() {
 }
 
 #[tokio::test]
-async fn unknown_groups_and_users_have_no_members() {
+async fn calls_about_unknown_groups_or_users_change_nothing() {
     let fixture = Fixture::new().await;
     let user = create_user(&fixture, "ada@example.com").await;
     create_group(&fixture, "team").await;
@@ -242,7 +245,7 @@ async fn the_members_of_a_group_are_listed_by_user_and_source() {
     let mut expected = Vec::new();
     for number in 0..7 {
         let user = create_user(&fixture, &format!("u{number}@example.com")).await;
-        changed(add(&fixture, "team", user).await);
+        expect_changed(add(&fixture, "team", user).await);
         expected.push((user, String::new()));
         if number % 2 == 0 {
             report(&fixture, user, &["team", "other"]).await.unwrap();
@@ -282,7 +285,7 @@ async fn an_app_never_has_more_than_ten_thousand_groups() {
         let (stores, app) = (fixture.another_server().await, fixture.app.clone());
         tasks.spawn(async move {
             let name = group(&format!("new-{number}"));
-            // A change of a title is not limited.
+            // Changes to a title are not limited.
             assert_eq!(stores.put_group(&app, &group("g1"), None, now()).await.unwrap(), PutGroupOutcome::Done);
             stores.put_group(&app, &name, None, now()).await.unwrap()
         });
@@ -359,7 +362,7 @@ async fn a_group_is_deleted_with_its_members_in_batches() {
     let users: BTreeSet<UserId> = batches.iter().flatten().map(|change| change.user).collect();
     assert_eq!(users.len(), 450);
     for change in batches.iter().flatten() {
-        assert_eq!((change.groups.version, texts(&change.groups.memberships)), (1, vec!["small"]));
+        assert_eq!((change.groups.version, membership_names(&change.groups.memberships)), (1, vec!["small"]));
     }
     assert_eq!(fixture.count("SELECT count(*) FROM group_members WHERE name = 'big'").await, 0);
     assert_eq!(fixture.count("SELECT count(*) FROM outbox WHERE kind = 'groups'").await, 450);
@@ -408,7 +411,7 @@ async fn groups_are_read_from_redis_and_older_groups_never_replace_newer_ones() 
     create_group(&fixture, "team").await;
     open_session(&fixture, user).await;
     assert!(group_names(&fixture, user).await.is_empty());
-    let GroupsChange { groups: first, .. } = changed(add(&fixture, "team", user).await);
+    let GroupsChange { groups: first, .. } = expect_changed(add(&fixture, "team", user).await);
     assert!(group_names(&fixture, user).await.is_empty(), "Redis has the groups of before the change");
     let (stores, app) = (&fixture.stores, &fixture.app);
     assert_eq!(stores.store_groups(app, user, &first).await.unwrap(), Replication::Complete);
@@ -424,7 +427,7 @@ async fn groups_are_read_from_redis_and_older_groups_never_replace_newer_ones() 
     let proxy = Proxy::start(fixture.database.addr).unwrap();
     let without_postgres = stores_via(&fixture, &proxy);
     proxy.refuse().await;
-    assert_eq!(texts(&without_postgres.of_user(app, user).await.unwrap()), ["team"]);
+    assert_eq!(membership_names(&without_postgres.of_user(app, user).await.unwrap()), ["team"]);
     let stranger = create_user(&fixture, "grace@example.com").await;
     assert_unavailable(without_postgres.of_user(app, stranger).await);
     assert!(group_names(&fixture, stranger).await.is_empty());
@@ -437,17 +440,17 @@ async fn a_slow_reader_does_not_bring_back_former_groups_of_a_user_without_a_ses
     let fixture = Fixture::new().await;
     let user = create_user(&fixture, "ada@example.com").await;
     create_group(&fixture, "team").await;
-    changed(add(&fixture, "team", user).await);
+    expect_changed(add(&fixture, "team", user).await);
     let (stores, app) = (&fixture.stores, &fixture.app);
     let read = stores.current_groups(app, user).await.unwrap().unwrap();
-    let removed = changed(remove(&fixture, "team", user).await);
+    let removed = expect_changed(remove(&fixture, "team", user).await);
     stores.store_groups(app, user, &removed.groups).await.unwrap();
     stores.store_groups(app, user, &read).await.unwrap();
     assert!(group_names(&fixture, user).await.is_empty());
     // A session that is opened later does not bring back the former groups, either.
     open_session(&fixture, user).await;
     assert!(group_names(&fixture, user).await.is_empty());
-    changed(add(&fixture, "team", user).await);
+    expect_changed(add(&fixture, "team", user).await);
     assert!(group_names(&fixture, user).await.is_empty(), "Redis has groups");
 }
 
@@ -458,7 +461,7 @@ async fn a_deleted_user_leaves_no_groups() {
     create_group(&fixture, "team").await;
     let user = create_user(&fixture, "ada@example.com").await;
     open_session(&fixture, user).await;
-    let change = changed(add(&fixture, "team", user).await);
+    let change = expect_changed(add(&fixture, "team", user).await);
     stores.store_groups(app, user, &change.groups).await.unwrap();
     fixture.execute("UPDATE users SET email_verified_at = now()").await;
     let deletion = UserDeletion { user, epoch: Epoch(1), event: an_event(EventKind::UserDeleted, user) };
@@ -487,7 +490,7 @@ async fn a_deleted_app_leaves_no_groups() {
     }
     for number in 0..5 {
         let user = create_user(&fixture, &format!("u{number}@example.com")).await;
-        changed(add(&fixture, "team-1", user).await);
+        expect_changed(add(&fixture, "team-1", user).await);
         report(&fixture, user, &["corp:staff"]).await.unwrap();
     }
     let other = super::an_app();
@@ -511,9 +514,9 @@ async fn a_login_replaces_the_groups_of_its_provider_only() {
     let fixture = Fixture::new().await;
     let user = create_user(&fixture, "ada@example.com").await;
     create_group(&fixture, "team").await;
-    changed(add(&fixture, "team", user).await);
+    expect_changed(add(&fixture, "team", user).await);
     let first = report(&fixture, user, &["corp:a", "corp:b", "team"]).await.unwrap();
-    assert_eq!(texts(&first.groups.memberships), ["corp:a", "corp:b", "team"]);
+    assert_eq!(membership_names(&first.groups.memberships), ["corp:a", "corp:b", "team"]);
     let sources: Vec<&str> = first.groups.memberships.iter().map(|membership| membership.source.as_str()).collect();
     assert_eq!(sources, ["corp", "corp", "", "corp"], "a membership keeps its source");
     fixture.stores.store_groups(&fixture.app, user, &first.groups).await.unwrap();
@@ -524,12 +527,12 @@ async fn a_login_replaces_the_groups_of_its_provider_only() {
     assert_eq!(digest(&fixture).await, before, "the same groups write nothing");
 
     let second = report(&fixture, user, &["corp:b", "corp:c"]).await.unwrap();
-    assert_eq!(texts(&second.groups.memberships), ["corp:b", "corp:c", "team"]);
+    assert_eq!(membership_names(&second.groups.memberships), ["corp:b", "corp:c", "team"]);
     let expected = [("corp:b", "corp"), ("corp:c", "corp"), ("team", "")];
     let expected = expected.map(|(name, source)| (name.to_owned(), source.to_owned()));
     assert_eq!(memberships(&fixture, user).await, expected);
     let last = report(&fixture, user, &[]).await.unwrap();
-    assert_eq!(texts(&last.groups.memberships), ["team"]);
+    assert_eq!(membership_names(&last.groups.memberships), ["team"]);
     assert!(report(&fixture, a_user_id(), &["corp:a"]).await.is_none(), "there is no such user");
 
     let of = |kind: &str, groups: &[&str]| -> Vec<(String, Uuid, Value)> {
@@ -556,7 +559,7 @@ async fn too_many_reported_groups_give_no_groups() {
     assert!(report(&fixture, user, &with_another).await.is_none());
     assert_eq!(digest(&fixture).await, before);
     create_group(&fixture, "team").await;
-    changed(add(&fixture, "team", user).await);
+    expect_changed(add(&fixture, "team", user).await);
     assert!(report(&fixture, user, &names).await.is_none(), "groups of administrators count, too");
     assert_eq!(report(&fixture, user, &names[1..]).await.unwrap().groups.memberships.len(), MEMBERSHIPS_LIMIT);
 }
@@ -583,7 +586,7 @@ async fn concurrent_logins_leave_the_groups_of_one_of_them() {
     assert_eq!((stored.version, stored.memberships.len()), (8, 2));
     let first = stored.memberships[0].name.as_str();
     assert_eq!(stored.memberships[1].name.as_str(), format!("{first}x"));
-    assert_eq!(group_names(&fixture, user).await, texts(&stored.memberships), "Redis has the last change");
+    assert_eq!(group_names(&fixture, user).await, membership_names(&stored.memberships), "Redis has the last change");
 }
 
 fn an_identity(subject: &str) -> NewIdentity {
@@ -606,7 +609,7 @@ async fn link(fixture: &Fixture, user: UserId, subject: &str) {
         .await;
 }
 
-/// Asserts that the user has only the group `team`, and that an outbox row that is due propagates this.
+/// Asserts that the user has only the group `team`, and that a due outbox row propagates the change.
 async fn assert_reported_groups_are_gone(fixture: &Fixture, user: UserId) {
     assert_eq!(memberships(fixture, user).await, [("team".to_owned(), String::new())]);
     let due = "SELECT count(*) FROM outbox WHERE kind = 'groups' AND due_at <= now()";
@@ -624,7 +627,7 @@ async fn the_groups_of_a_provider_are_removed_with_the_identity() {
     let mut users = Vec::new();
     for number in 0..3 {
         let user = create_user(&fixture, &format!("u{number}@example.com")).await;
-        changed(add(&fixture, "team", user).await);
+        expect_changed(add(&fixture, "team", user).await);
         report(&fixture, user, &["corp:staff"]).await.unwrap();
         link(&fixture, user, &format!("{number}")).await;
         users.push(user);
@@ -640,8 +643,8 @@ async fn the_groups_of_a_provider_are_removed_with_the_identity() {
     stores.remove_identities(app, loses, "corp", event).await.unwrap();
     assert_reported_groups_are_gone(&fixture, loses).await;
 
-    // The email address of the account is not verified. So the account is given to the provider's user for whom the
-    // provider has verified the address.
+    // The email address of the account is not verified. The provider has verified the address for its user, so that
+    // user gets the account.
     let transfer = AccountTransfer {
         user: transferred,
         epoch: Epoch(1),

@@ -96,7 +96,7 @@ async fn a_released_permit_can_be_acquired_again() {
 }
 
 #[tokio::test]
-async fn a_check_that_refuses_consumes_nothing_of_other_checks() {
+async fn a_refusing_check_consumes_nothing_of_other_checks() {
     let fixture = Fixture::new().await;
     let (wide, narrow) = (a_check("wide", &[(2, 600)]), a_check("narrow", &[(1, 600)]));
     acquire(&fixture.stores, &fixture, &[wide.clone(), narrow.clone()]).await.unwrap();
@@ -109,7 +109,7 @@ async fn a_check_that_refuses_consumes_nothing_of_other_checks() {
 }
 
 #[tokio::test]
-async fn a_window_that_refuses_consumes_nothing_of_other_windows() {
+async fn a_refusing_window_consumes_nothing_of_other_windows() {
     let fixture = Fixture::new().await;
     let check = [a_check("ada", &[(1, 60), (8, 3600)])];
     acquire(&fixture.stores, &fixture, &check).await.unwrap();

@@ -91,7 +91,7 @@ async fn a_row_can_be_claimed_again_when_its_lease_ends() {
     let row = eventually("the lease ends", LIMIT, async || another.claim(1, 4, LEASE).await.unwrap().pop()).await;
     assert_eq!((row.id, row.attempts), (lost_row.id, 0));
 
-    // The first server returns after a long pause. Its lease of the row has ended.
+    // The first server returns after a long pause. Its lease on the row has ended.
     let in_an_hour = now() + time::Duration::hours(1);
     for outcome in [
         DeliveryOutcome::Done,
@@ -210,7 +210,7 @@ async fn the_backlog_counts_due_rows_and_dead_letters() {
 }
 
 #[tokio::test]
-async fn a_listening_server_is_notified_of_rows_of_other_servers_even_after_a_cut_connection() {
+async fn a_listening_server_is_notified_of_rows_from_other_servers_even_after_a_cut_connection() {
     let fixture = Fixture::new().await;
     let proxy = Proxy::start(fixture.database.addr).unwrap();
     let url = fixture.database.url.replace(&fixture.database.addr.to_string(), &proxy.addr().to_string());

@@ -153,7 +153,7 @@ async fn only_old_accounts_without_verified_address_identity_or_live_session_are
     let event = an_event(EventKind::RegisteredAgain, asked.id);
     fixture.stores.record_repeated_registration(&fixture.app, asked.id, asked.epoch, false, None, event).await.unwrap();
 
-    // The clock is so far ahead that the session of `expired` (60 s) has expired.
+    // The clock is two minutes later, so the session of `expired` (60 s) has expired.
     let later = fixture.with_later_clock(Duration::minutes(2)).await;
     assert_eq!(sweep(&later, &retention_rule(&fixture), 100).await, 3);
     let remaining_names = ["asked", "bare", "disabled", "linked", "live", "social", "verified", "young"];

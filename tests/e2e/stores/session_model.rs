@@ -107,7 +107,7 @@ struct Episode {
 
 impl Model {
     /// The session, if it is live. Removes an expired session.
-    fn live(&mut self, id: SessionId, time: i64) -> Option<&mut ModelSession> {
+    fn live_session(&mut self, id: SessionId, time: i64) -> Option<&mut ModelSession> {
         let epoch = self.epoch;
         let index = self.sessions.iter().position(|session| session.id == id)?;
         if self.sessions[index].epoch < epoch {
@@ -121,7 +121,7 @@ impl Model {
     }
 
     fn refresh(&mut self, id: SessionId, generation: u64, time: i64, grace: i64) -> ModelOutcome {
-        let Some(session) = self.live(id, time) else { return ModelOutcome::Gone };
+        let Some(session) = self.live_session(id, time) else { return ModelOutcome::Gone };
         let renewal = if generation >= session.generation {
             let renewal = if generation == session.generation { RefreshKind::Rotated } else { RefreshKind::Adopted };
             (session.generation, session.renewed_at, session.used_at) = (generation + 1, time, time);
@@ -149,7 +149,7 @@ impl Model {
     }
 
     fn look_up(&mut self, id: SessionId, time: i64) -> Option<(u64, i64)> {
-        let session = self.live(id, time)?;
+        let session = self.live_session(id, time)?;
         if time - session.used_at >= TOUCH_INTERVAL_SECONDS {
             session.used_at = time;
         }
@@ -186,7 +186,7 @@ impl Model {
     }
 
     fn end_session(&mut self, id: SessionId, time: i64) -> bool {
-        let live = self.live(id, time).is_some();
+        let live = self.live_session(id, time).is_some();
         self.sessions.retain(|session| session.id != id);
         live
     }
@@ -282,7 +282,7 @@ impl Episode {
         self.stores = Stores { redis, ..self.fixture.stores.clone() };
     }
 
-    /// A user and a thief with a copy of the token refresh alternately, each of them every 26 hours.
+    /// A user and a thief, who has a copy of the token, refresh alternately, each of them every 26 hours.
     async fn alternate_with_thief(&mut self, at: usize) {
         let mut thief = self.holders[at].clone();
         for _ in 0..self.rng.random_range(1..=16) {
@@ -367,7 +367,7 @@ impl Episode {
         }
     }
 
-    /// All keys that Redis can have of the user.
+    /// All keys that Redis can have for the user.
     fn keys(&self) -> Vec<String> {
         let user = format!("lk:{{{}:{}}}", self.fixture.app, self.user);
         let sessions = self.holders.iter().map(|holder| format!("{user}:session:{}", holder.session));

@@ -332,8 +332,8 @@ async fn a_user_lists_the_live_sessions_and_ends_them() {
     assert!(later.sessions(&fixture.app, user).await.unwrap().is_empty());
 }
 
-/// Refreshes the session at the time of the clock of `stores`. Returns the result and the generation of the next token,
-/// or 0 if there is no next token.
+/// Refreshes the session at the time that the clock of `stores` shows. Returns the result and the generation of the
+/// next token, or 0 if there is no next token.
 async fn refresh_session(
     stores: &Stores,
     fixture: &Fixture,
@@ -572,8 +572,8 @@ impl LimitedSession {
     }
 }
 
-/// Refreshes are counted in the key of the session. For all other limits, calls are counted in separate keys. Both must
-/// implement the same rule.
+/// Refreshes are counted in the key of the session. For all other limits, calls are counted in separate keys. Both
+/// counts must follow the same rule.
 #[tokio::test]
 async fn new_generations_are_counted_like_any_other_limit() {
     // The windows are so long that two consecutive calls are nearly always (except once in a million times) in the same

@@ -1,4 +1,4 @@
-//! Users: each email address has at most one account. A change of an account applies only if the account still has the
+//! Users: each email address has at most one account. A change to an account applies only if the account still has the
 //! epoch that the caller expects. The epoch is a counter; raising it ends sessions and codes.
 
 use std::time::{Duration, Instant};

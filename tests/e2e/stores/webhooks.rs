@@ -102,8 +102,8 @@ impl WebhookFixture {
         timeout(LIMIT, change).await.expect("the change ends").unwrap();
     }
 
-    /// Creates events in each way in which a server creates them, and retries them as dead letters. Returns the number
-    /// of transactions.
+    /// Creates events in every way that a server does, and retries them as dead letters. Returns the number of
+    /// transactions.
     async fn make_events(&self, stores: &Stores) -> usize {
         let app = &self.fixture.app;
         let ada = self.create_user(stores, "ada@example.com").await;
@@ -166,7 +166,7 @@ async fn servers_are_notified_of_events_only_if_they_listen() {
 }
 
 #[tokio::test]
-async fn the_failures_of_a_webhook_count_until_it_changes() {
+async fn the_failures_of_a_webhook_are_counted_until_it_changes() {
     let test = WebhookFixture::new().await;
     let state = async |fingerprint: char| {
         let webhook = KnownWebhook { key: test.key(), fingerprint: fingerprint.to_string().repeat(64) };

@@ -124,13 +124,13 @@ async fn each_attempt_sends_the_current_profile_or_null_after_the_users_deletion
 }
 
 /// The events that the receiver has got, compared with the actions that cause them.
-struct Reported<'a> {
+struct ReportedEvents<'a> {
     receiver: &'a WebhookReceiver,
     test_app: &'a TestApp,
     seen: usize,
 }
 
-impl Reported<'_> {
+impl ReportedEvents<'_> {
     /// Waits for the events of an action. Asserts that no other events arrive.
     async fn expect(&mut self, action: &str, types: &[&str]) {
         let arrived = || async { (self.receiver.events().len() >= self.seen + types.len()).then_some(()) };
@@ -160,7 +160,7 @@ async fn each_action_is_reported_once_with_the_type_of_its_event() {
     let test = AdministrationTest::start_with(app, &[upstream.provider("local")]).await;
     let (admin, test_app) = (test.admin(), &test.test_app);
     let (id, client) = (test_app.id(), test_app.client());
-    let mut reported = Reported { receiver: &receiver, test_app, seen: 0 };
+    let mut reported = ReportedEvents { receiver: &receiver, test_app, seen: 0 };
 
     // Actions of the public API.
     test_app.register(EMAIL).await;

@@ -12,7 +12,7 @@ use super::{CREATED, EMAIL, app, create_user, start_push, wait_for_dead_letters,
 use crate::administration::AdministrationTest;
 
 /// The number of events that wait when the receiver responds 410.
-const WAITING: i64 = 50_000;
+const WAITING_EVENTS: i64 = 50_000;
 
 #[tokio::test]
 async fn a_receiver_that_is_gone_gets_nothing_until_its_webhook_changes() {
@@ -82,18 +82,18 @@ async fn all_due_events_of_a_webhook_that_is_stopped_become_dead_letters_togethe
         .sql(&format!(
             "UPDATE webhooks SET failures = 10;
              INSERT INTO webhook_events (app_id, webhook, id, kind, at)
-             SELECT '{}', 'crm', gen_random_uuid(), 'registered', now() FROM generate_series(1, {WAITING})",
+             SELECT '{}', 'crm', gen_random_uuid(), 'registered', now() FROM generate_series(1, {WAITING_EVENTS})",
             test_app.id()
         ))
         .await;
     test_app.wait_until_webhooks_settle().await;
     let dead = "SELECT count(*) FROM webhook_events WHERE dead_at IS NOT NULL AND error <> ''";
-    assert_eq!(test_app.query_number(dead).await, WAITING + 1);
+    assert_eq!(test_app.query_number(dead).await, WAITING_EVENTS + 1);
     assert_eq!(receiver.events().len(), 1, "nothing is sent to a receiver that is gone");
 }
 
 #[tokio::test]
-async fn a_new_key_starts_a_webhook_again() {
+async fn a_new_key_restarts_a_stopped_webhook() {
     let (mut test, receiver, webhook) = start_push(CREATED).await;
     let admin = test.admin();
     receiver.script([Reply::status(410)]);

@@ -236,7 +236,7 @@ async fn only_the_consumer_fetches_and_acknowledges_the_events_of_a_webhook() {
             response.expect_error(StatusCode::FORBIDDEN, "access_denied");
         }
     }
-    // The consumer `stranger` is in another namespace than this caller of the same name.
+    // The consumer `stranger` is in another namespace than this caller with the same name.
     for response in both(&test.administrator("stranger"), "sync").await {
         response.expect_error(StatusCode::UNAUTHORIZED, "invalid_client");
     }
@@ -264,7 +264,7 @@ async fn only_the_consumer_fetches_and_acknowledges_the_events_of_a_webhook() {
 }
 
 #[tokio::test]
-async fn the_query_and_the_body_are_checked() {
+async fn invalid_queries_and_bodies_are_refused() {
     let (test, consumer) = start_pull().await;
     create_user(&test.admin(), EMAIL).await;
     for query in [

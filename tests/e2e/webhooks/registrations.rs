@@ -14,7 +14,7 @@ use crate::{administration::AdministrationTest, support::NAME};
 const VERIFIED: &str = "ada@example.com";
 const UNVERIFIED: &str = "grace@example.com";
 /// The number of pull webhooks. Together with the push webhook, the App has the maximum number of webhooks.
-const PULLED: usize = 7;
+const PULL_WEBHOOKS: usize = 7;
 const WEBHOOKS: i64 = 8;
 /// Maximum time until the server has deleted the rows that are never due. It deletes them within a minute, but a loaded
 /// machine takes longer.
@@ -46,7 +46,7 @@ async fn fetched_users(test: &AdministrationTest, webhook: usize) -> Vec<String>
 async fn a_repeated_registration_writes_as_many_events_as_a_new_one_and_nobody_gets_them() {
     let receiver = WebhookReceiver::start().unwrap();
     let with_push = app().webhook(&Webhook::push("crm", &receiver.url(), CREATED));
-    let app = (0..PULLED).fold(with_push, |app, number| {
+    let app = (0..PULL_WEBHOOKS).fold(with_push, |app, number| {
         app.webhook(&Webhook::pull(&format!("sync{number}"), "shop", "fetches", CREATED))
     });
     let test = AdministrationTest::start_with(app, &[]).await;
@@ -67,7 +67,7 @@ async fn a_repeated_registration_writes_as_many_events_as_a_new_one_and_nobody_g
 
     let first = fetched_users(&test, 0).await;
     assert_eq!(first.len(), 2, "only new users are reported");
-    for webhook in 1..PULLED {
+    for webhook in 1..PULL_WEBHOOKS {
         assert_eq!(fetched_users(&test, webhook).await, first);
     }
     receiver.wait_for(2).await;
@@ -78,7 +78,7 @@ async fn a_repeated_registration_writes_as_many_events_as_a_new_one_and_nobody_g
     .await;
     // The events of new users stay until they are acknowledged.
     test_app.age_webhook_leases(61).await;
-    for webhook in 0..PULLED {
+    for webhook in 0..PULL_WEBHOOKS {
         assert_eq!(fetched_users(&test, webhook).await, first);
     }
     assert_eq!(receiver.events().len(), 2);

@@ -17,8 +17,8 @@ use crate::administration::AdministrationTest;
 const SHORTEST_FIRST_RETRY: Duration = Duration::from_secs(4);
 /// Maximum time until the first retry: far less than the delay of the second retry, which is a minute.
 const LONGEST_FIRST_RETRY: Duration = Duration::from_secs(30);
-/// Minimum time from the arrival of a request that hangs to its repetition. The server gives up the request after 10 s,
-/// but on a loaded machine the request arrives late.
+/// Minimum time from the arrival of a request that hangs to its repetition. The server gives up on the request after
+/// ten seconds, but on a loaded machine the request arrives late.
 const SHORTEST_HANG: Duration = Duration::from_secs(8);
 
 #[tokio::test]
@@ -149,7 +149,7 @@ async fn a_receiver_that_hangs_delays_neither_other_webhooks_nor_mails() {
     admin.create(&json!({ "email": EMAIL, "mail": "confirm" })).await;
     fast.wait_for_distinct(21).await;
     test.test_app.mail(EMAIL, 1).await;
-    // At most 16 requests are in flight, and a 17th would have begun when the server gave up the first.
+    // At most 16 requests are in flight. A 17th would have begun when the server gave up on the first.
     assert!(slow.events().len() <= 16, "{} requests: none has been given up yet", slow.events().len());
     assert!(slow.events().len() > 1, "several are in flight");
 
@@ -169,7 +169,7 @@ async fn a_receiver_that_hangs_delays_neither_other_webhooks_nor_mails() {
 }
 
 #[tokio::test]
-async fn after_ten_failures_in_a_row_one_event_is_sent_at_a_time() {
+async fn events_are_sent_one_at_a_time_after_ten_failures_in_a_row() {
     let (test, receiver, _) = start_push(CREATED).await;
     receiver.set_reply(Reply::status(503));
     let admin = test.admin();
@@ -187,7 +187,7 @@ async fn after_ten_failures_in_a_row_one_event_is_sent_at_a_time() {
     receiver.reset_max_in_flight();
     let before = receiver.events().len();
     test.test_app.make_webhook_events_due().await;
-    // The second request begins when the server has given up the first.
+    // The second request begins when the server has given up on the first.
     receiver.wait_for(before + 2).await;
     assert!(receiver.max_in_flight() <= 2, "a request can begin before the receiver sees the end of another");
 
@@ -203,7 +203,7 @@ async fn after_ten_failures_in_a_row_one_event_is_sent_at_a_time() {
 }
 
 #[tokio::test]
-async fn after_a_url_change_a_webhook_is_not_limited_by_earlier_failures() {
+async fn a_url_change_ends_the_restriction_that_earlier_failures_caused() {
     let (mut test, _receiver, webhook) = start_push(CREATED).await;
     wait_for_state(&test.test_app, "crm", "Delivering").await;
     test.test_app.sql("UPDATE webhooks SET failures = 10").await;

@@ -11,10 +11,10 @@ use latchkey_tests::{
 use super::{CREATED, EMAIL, app, create_user};
 use crate::administration::AdministrationTest;
 
-/// Maximum number of concurrent deliveries of one namespace: half of those of a server.
+/// Maximum number of concurrent deliveries for one namespace: half of the maximum of a server.
 const NAMESPACE_SHARE: usize = 32;
-/// Maximum delay of an event of the other namespace: less than the time after which the server gives up a receiver that
-/// hangs (10 s).
+/// Maximum delay of an event in the other namespace: less than the time after which the server gives up on a receiver
+/// that hangs (10 s).
 const DELAY_LIMIT: Duration = Duration::from_secs(5);
 
 #[tokio::test]

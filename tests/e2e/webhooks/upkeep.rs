@@ -90,8 +90,8 @@ async fn the_hourly_sweep_deletes_old_events_and_those_of_removed_webhooks() {
     let mut webhooks = test.test_app.app.spec_value("/webhooks").unwrap();
     webhooks.as_array_mut().unwrap().retain(|webhook| webhook["name"] != "removed");
     test.test_app.apply(test.test_app.app.clone().set("/webhooks", webhooks)).await;
-    // Dead letters stay for 30 days, and events of a consumer for seven. The events of a removed webhook are deleted
-    // when no server has had the webhook for ten minutes.
+    // Dead letters stay for 30 days, and events of a consumer for seven days. The events of a removed webhook are
+    // deleted ten minutes after a server last had the webhook.
     test.test_app
         .sql(&format!(
             "UPDATE webhooks SET seen_at = now() - interval '11 minutes' WHERE name = 'removed';
@@ -152,11 +152,11 @@ async fn a_server_with_an_older_document_deletes_no_events_of_a_webhook_that_ano
 }
 
 #[tokio::test]
-async fn the_hourly_sweep_deletes_events_of_deleted_apps_and_none_of_apps_whose_document_is_missing() {
+async fn the_hourly_sweep_deletes_events_of_deleted_apps_and_none_of_apps_with_a_missing_document() {
     let test = AdministrationTest::start_with(app(), &[]).await;
     let test_app = &test.test_app;
-    // The rows are as after a server of an older version, without webhooks, has deleted the users of the App `deleted`.
-    // The running server has no document of the three Apps.
+    // The rows show the state after a server of an older version, which has no webhooks, has deleted the users of the
+    // App `deleted`. The running server has no document of the three Apps.
     test_app
         .sql(
             "INSERT INTO apps (app_id, namespace, state)
@@ -233,7 +233,7 @@ async fn a_push_webhook_that_becomes_a_pull_webhook_loses_its_dead_letters() {
 }
 
 #[tokio::test]
-async fn a_consumer_that_leaves_events_for_a_day_is_behind() {
+async fn a_consumer_that_leaves_events_for_a_day_is_reported_as_behind() {
     let webhook = Webhook::pull("sync", "shop", "fetches", CREATED);
     let test = AdministrationTest::start_with(app().webhook(&webhook), &[]).await;
     wait_for_state(&test.test_app, "sync", "Delivering").await;

@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::objects;
 use crate::{control_plane, process};
 
-/// Limit for Helm to render the chart. It takes a second, on a loaded machine longer.
+/// Time limit for Helm to render the chart. It takes a second, longer on a loaded machine.
 const RENDER_LIMIT: Duration = Duration::from_secs(60);
 
 pub fn folder() -> PathBuf {

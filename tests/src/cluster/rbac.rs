@@ -20,7 +20,7 @@ pub struct Permission {
 }
 
 impl Installation<'_> {
-    /// The permissions that the chart grants to a program (`operator` or `server`), without those of the roles for
+    /// The permissions that the chart grants to a program (`operator` or `server`), but not those in the roles for
     /// people.
     pub fn permissions(&self, component: &str) -> Vec<Permission> {
         let roles = self.objects().iter().filter(|object| {

@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 use time::OffsetDateTime;
 
-/// The field of the log in which the API server writes the id of a token.
+/// The log field that contains the id of a token.
 const CREDENTIAL: &str = "authentication.kubernetes.io/credential-id";
 
 /// A moment of the test.
@@ -98,8 +98,8 @@ pub(super) fn since(log: &Path, mark: Mark) -> Result<Vec<AuditEvent>> {
     // The last line can be incomplete, because the API server is still writing it.
     while reader.read_line(&mut line)? > 0 && line.ends_with('\n') {
         let parsed: LogLine = serde_json::from_str(&line).context("a line of the audit log")?;
-        // The API server logs a request after it has sent the response. So a request whose result the test had already
-        // seen at the mark can have a line after the mark.
+        // The API server logs a request after it has sent the response. So the line of a request can follow the mark
+        // although the test had seen the result before the mark.
         if parsed.request_received_timestamp > mark.at {
             events.extend(event(parsed));
         }

@@ -9,8 +9,8 @@ use url::Url;
 
 use crate::inbox::{DEMO_VERIFIER, SIGNED_IN_PATH};
 
-/// The URL that begins a login at the first Client of the App whose redirect URL is the page of the inbox. `None` if
-/// there is no such Client.
+/// The URL that begins a login at the demo Client: the first Client of the App that redirects to the page of the inbox.
+/// `None` if there is no such Client.
 pub(super) fn authorization_url(app: &Value, inbox: SocketAddr) -> Option<String> {
     let redirect_url = format!("http://{inbox}{SIGNED_IN_PATH}");
     let mut clients = app["clients"].as_array()?.iter();

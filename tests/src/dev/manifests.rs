@@ -14,8 +14,8 @@ use crate::postgres::write_private;
 /// File extensions that the operator reads.
 const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
 
-/// The folder of manifests to render: a copy with replaced socket addresses that follows changes of the original, or
-/// the original itself if no address has to be replaced.
+/// The folder of manifests to render. If no socket address has to be replaced, this is the original folder. Otherwise
+/// it is a copy with replaced addresses, and [`Manifests::update_copy`] applies changes of the original.
 pub(super) struct Manifests {
     from: PathBuf,
     to: PathBuf,
@@ -39,12 +39,12 @@ impl Manifests {
         let to = if addresses.is_empty() { from.to_owned() } else { to };
         let mut this = Self { from: from.to_owned(), to, addresses, written: BTreeMap::new() };
         if this.is_copy() {
-            // Removes the files of an earlier run, which can belong to deleted manifests.
+            // Removes the files of an earlier run, because they can belong to deleted manifests.
             if this.to.exists() {
                 fs::remove_dir_all(&this.to)?;
             }
             fs::create_dir_all(&this.to)?;
-            this.follow()?;
+            this.update_copy()?;
         }
         Ok(this)
     }
@@ -55,7 +55,7 @@ impl Manifests {
     }
 
     /// Copies changed files and removes deleted ones.
-    pub(super) fn follow(&mut self) -> Result<()> {
+    pub(super) fn update_copy(&mut self) -> Result<()> {
         if !self.is_copy() {
             return Ok(());
         }
@@ -142,7 +142,7 @@ mod tests {
 
         write("below/b.yml", "two");
         fs::remove_file(from.join("a.yaml")).unwrap();
-        manifests.follow().unwrap();
+        manifests.update_copy().unwrap();
         assert_eq!((copied("below/b.yml").as_deref(), copied("a.yaml")), (Some("two"), None));
 
         let unchanged = [("127.0.0.1:9999", configured)];

@@ -16,11 +16,11 @@ use crate::{
     process::Process,
 };
 
-/// A user whose email address the provider reports as verified.
+/// A user with an email address that the provider reports as verified.
 pub(super) const VERIFIED_USER: &str = "ada@example.com";
-/// A user whose email address the provider does not report as verified.
+/// A user with an email address that the provider does not report as verified.
 pub(super) const UNVERIFIED_USER: &str = "grace@example.com";
-/// Time in which Dex must end before a restart. The time is short, so that the user does not wait.
+/// Time limit for Dex to exit before a restart. The time is short, so that the user does not wait.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
 
 /// The running provider. It restarts if changed manifests change its clients.
@@ -68,7 +68,7 @@ impl LocalProvider {
     }
 
     /// Restarts Dex if the rendered documents have changed and contain other clients now.
-    pub(super) async fn follow(&mut self) -> Result<()> {
+    pub(super) async fn restart_if_changed(&mut self) -> Result<()> {
         let seen = file_marks(&self.rendered);
         if seen == self.seen {
             return Ok(());

@@ -23,7 +23,7 @@ use crate::{
     web_browser::WebBrowser,
 };
 
-/// Limit for the start of a program. Spring takes seconds, on a loaded machine longer.
+/// Time limit for a program to start. Spring takes seconds, longer on a loaded machine.
 const START_LIMIT: Duration = Duration::from_secs(120);
 /// The password of the key store for Java. It protects nothing: the store has only a CA certificate.
 const STORE_PASSWORD: &str = "changeit";
@@ -58,8 +58,8 @@ struct Paths {
 enum Identity {
     /// `{"claims": {…}, "access_token": "…"}`.
     Json,
-    /// The headers of a request to an application behind the program: the names of the headers with email address, user
-    /// ID, groups and access token.
+    /// The headers of a request to an application behind the program. The fields are the names of the headers with the
+    /// email address, user ID, groups and access token.
     Headers { email: &'static str, subject: &'static str, groups: &'static str, access_token: &'static str },
 }
 
@@ -75,7 +75,7 @@ pub struct Application {
     process: Option<Process>,
 }
 
-/// Who is signed in at a program.
+/// The user who is signed in to a program, as the program shows it.
 #[derive(Clone, Debug)]
 pub struct SignedIn {
     pub claims: Map<String, Value>,
@@ -206,7 +206,7 @@ impl Application {
         self.read(&page).with_context(|| format!("after the login at {}", page.address))
     }
 
-    /// Begins a login, and returns the page to which it leads if nobody enters anything.
+    /// Begins a login, but enters nothing. Returns the page after all redirects.
     pub async fn begin(&self, browser: &mut WebBrowser) -> Result<LoadedPage> {
         browser.open(&self.url(self.peer.paths().sign_in)).await
     }
@@ -311,8 +311,8 @@ impl Application {
                     .arg(source.join("main.js").display().to_string())
                     .env("NODE_EXTRA_CA_CERTS", &self.ca.display().to_string())
             }
-            Peer::GoOidc => Program::new(self.peer.name(), built("go-oidc")?, log),
-            Peer::Authlib => Program::new(self.peer.name(), built("authlib/bin/python")?, log)
+            Peer::GoOidc => Program::new(self.peer.name(), interop_program("go-oidc")?, log),
+            Peer::Authlib => Program::new(self.peer.name(), interop_program("authlib/bin/python")?, log)
                 .arg(source.join("main.py").display().to_string())
                 .env("REQUESTS_CA_BUNDLE", &self.ca.display().to_string()),
             Peer::Oauth2Proxy => self.oauth2_proxy(secret, log)?,
@@ -390,12 +390,12 @@ impl Application {
             .arg(format!("-Djavax.net.ssl.trustStore={}", store.display()))
             .arg(format!("-Djavax.net.ssl.trustStorePassword={STORE_PASSWORD}"))
             .args(["-XX:TieredStopAtLevel=1", "-Xmx256m"])
-            .path_arg("-jar", &built("spring-security.jar")?))
+            .path_arg("-jar", &interop_program("spring-security.jar")?))
     }
 }
 
 /// The path of a program that `tests/interop/openid/build` has built.
-fn built(name: &str) -> Result<PathBuf> {
+fn interop_program(name: &str) -> Result<PathBuf> {
     let target = std::env::var_os("CARGO_TARGET_DIR").filter(|folder| !folder.is_empty());
     let target = target.map_or_else(|| process::root().join("target"), |folder| process::root().join(folder));
     let path = target.join("interop/openid").join(name);

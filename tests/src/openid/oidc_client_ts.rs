@@ -125,7 +125,7 @@ impl Site {
                 let files = Arc::clone(&files);
                 let service = service_fn(move |request| {
                     let files = Arc::clone(&files);
-                    async move { Ok::<_, Infallible>(file(&request, &files.0, &files.1)) }
+                    async move { Ok::<_, Infallible>(respond_with_file(&request, &files.0, &files.1)) }
                 });
                 tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
             }
@@ -147,7 +147,7 @@ impl Drop for Site {
     }
 }
 
-fn file(request: &Request<Incoming>, folder: &Path, settings: &str) -> Response<Full<Bytes>> {
+fn respond_with_file(request: &Request<Incoming>, folder: &Path, settings: &str) -> Response<Full<Bytes>> {
     let read = |path: &str| fs::read(folder.join(path)).ok();
     let (content_type, content) = match request.uri().path() {
         "/" | "/callback" | "/signed-out" => ("text/html; charset=utf-8", read("page.html")),

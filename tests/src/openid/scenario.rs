@@ -1,5 +1,5 @@
-//! What every program must be able to do: sign in, refresh and log out, also after keys and secrets have rotated, and
-//! read the user's groups.
+//! What every program must be able to do: read the user's groups, sign in, refresh and log out, also after keys and
+//! secrets have rotated.
 
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ use super::{
 };
 use crate::{passwords::PASSWORD, process, web_browser::WebBrowser};
 
-/// An annotation of a Client that rotates its secret once for each new value.
+/// An annotation on a Client. Each new value rotates the Client's secret once.
 const ROTATE_SECRET_ANNOTATION: &str = "latchkey.dev/rotate-secret";
 /// How long the previous secret works, in seconds. No scenario takes longer.
 const OVERLAP_SECONDS: u64 = 3600;
 /// The name of the cookie of a browser session begins with this text.
 const SESSION_COOKIE: &str = "__Host-latchkey-session.";
-/// Limit for a refresh. A program can wait for a second before it refreshes.
+/// Time limit for a refresh. A program can wait for a second before it refreshes.
 const REFRESH_LIMIT: Duration = Duration::from_secs(60);
 
 /// Runs the scenario with one program.
@@ -90,7 +90,7 @@ async fn refresh(
     Ok(refreshed)
 }
 
-/// Rotates the keys. The program, which is not started again, refreshes a session and signs in a user with the new key.
+/// Rotates the keys. Without a restart, the program refreshes a session and signs in a user with the new key.
 async fn rotate_keys(
     provider: &OpenIdProvider,
     application: &Application,

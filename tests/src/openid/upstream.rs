@@ -25,7 +25,7 @@ impl Upstream {
         let addr = listener.local_addr()?;
         let task = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let service = service_fn(async |request| Ok::<_, Infallible>(headers(&request)));
+                let service = service_fn(async |request| Ok::<_, Infallible>(respond_with_headers(&request)));
                 tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
             }
         });
@@ -44,7 +44,7 @@ impl Drop for Upstream {
 }
 
 /// The headers of the request, as JSON with names in lower case.
-fn headers(request: &Request<Incoming>) -> Response<Full<Bytes>> {
+fn respond_with_headers(request: &Request<Incoming>) -> Response<Full<Bytes>> {
     let headers: BTreeMap<&str, String> = request
         .headers()
         .iter()

@@ -7,7 +7,8 @@ use redis::aio::MultiplexedConnection;
 
 use super::{Options, Redis, poll_until};
 
-/// Limit for the nodes to agree, and for the replicas to connect. Both take a few seconds, on a loaded machine longer.
+/// Time limit for the nodes to agree, and for the replicas to connect. Both take a few seconds, longer on a loaded
+/// machine.
 const SETUP_LIMIT: Duration = Duration::from_secs(60);
 /// Number of slots of a Redis Cluster.
 const SLOTS: u16 = 16_384;
@@ -79,7 +80,7 @@ impl RedisCluster {
         format!("{}://{}{}", master.url_scheme("redis-cluster"), master.url_userinfo(), hosts.join(","))
     }
 
-    /// The file of the CA of the nodes' certificates, if the nodes accept only TLS.
+    /// The CA file for the nodes' certificates, if the nodes accept only TLS.
     pub fn ca(&self) -> Option<&Path> {
         self.masters[0].ca()
     }

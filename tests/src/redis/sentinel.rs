@@ -20,8 +20,8 @@ use crate::{
 /// The sentinels' name for the primary.
 const PRIMARY_NAME: &str = "main";
 const SENTINELS: usize = 3;
-/// Limit for the sentinels to discover each other and the replicas, for a failover, and for a replication. Each takes a
-/// few seconds, on a loaded machine longer.
+/// Time limit for the sentinels to discover each other and the replicas, for a failover, and for a replication. Each
+/// takes a few seconds, longer on a loaded machine.
 const CHANGE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Settings of a primary with sentinels.
@@ -72,7 +72,7 @@ impl SentinelSetup {
         let primary = options.server.with_new_location();
         let primary_addr = primary.addr;
         let primary_server = RestartableServer::start(primary).await?;
-        let (scheme, login) = match primary_server.running() {
+        let (scheme, login) = match primary_server.running_server() {
             Some(redis) => (redis.url_scheme("redis-sentinel"), redis.url_userinfo()),
             None => bail!("the primary runs"),
         };
@@ -114,7 +114,7 @@ impl SentinelSetup {
         &self.url
     }
 
-    /// The file of the CA of the servers' certificates, if the servers accept only TLS.
+    /// The CA file for the servers' certificates, if the servers accept only TLS.
     pub fn ca(&self) -> Option<&Path> {
         self.sentinels[0].ca.as_deref()
     }
@@ -131,12 +131,12 @@ impl SentinelSetup {
 
     /// Connects to the primary as the user `default`, who has all permissions.
     pub async fn connect(&self) -> Result<MultiplexedConnection> {
-        self.server(self.primary().await?)?.running().context("the primary runs")?.connect().await
+        self.server(self.primary().await?)?.running_server().context("the primary runs")?.connect().await
     }
 
     /// All running servers.
     pub fn servers(&self) -> Vec<Arc<Redis>> {
-        self.servers.iter().filter_map(RestartableServer::running).collect()
+        self.servers.iter().filter_map(RestartableServer::running_server).collect()
     }
 
     /// Sends SIGKILL to the primary and returns its socket address.
@@ -147,7 +147,7 @@ impl SentinelSetup {
         Ok(addr)
     }
 
-    /// Waits until every sentinel names another primary than `from` and considers it up. Returns the new primary's
+    /// Waits until every sentinel reports a primary other than `from` and considers it up. Returns the new primary's
     /// socket address.
     pub async fn wait_for_failover(&self, from: SocketAddr) -> Result<SocketAddr> {
         let mut to = from;
@@ -160,7 +160,7 @@ impl SentinelSetup {
                     return Ok(false);
                 }
             }
-            let redis = self.server(to)?.running().context("the new primary runs")?;
+            let redis = self.server(to)?.running_server().context("the new primary runs")?;
             let role: (String, redis::Value, redis::Value) =
                 redis::cmd("ROLE").query_async(&mut redis.connect().await?).await?;
             Ok(role.0 == "master")
@@ -194,7 +194,7 @@ impl SentinelSetup {
             let primary = self.primary().await?;
             let mut replicas = 0;
             for server in self.servers.iter().filter(|server| server.options.addr != primary) {
-                let Some(redis) = server.running() else { continue };
+                let Some(redis) = server.running_server() else { continue };
                 replicas += 1;
                 if !is_replicating(&redis, primary).await? {
                     return Ok(false);
@@ -228,7 +228,7 @@ impl RestartableServer {
         Ok(Self { options, redis: Mutex::new(Some(Arc::new(redis))) })
     }
 
-    fn running(&self) -> Option<Arc<Redis>> {
+    fn running_server(&self) -> Option<Arc<Redis>> {
         process::lock(&self.redis).clone()
     }
 }

@@ -1,5 +1,5 @@
-//! Prepares the deletion of an App's users: finds out who owns the appID, and creates the document that identifies, for
-//! the servers, the users to delete.
+//! Prepares the deletion of an App's users: finds out who owns the appID, and creates the document by which the servers
+//! identify the users to delete.
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
@@ -25,8 +25,8 @@ pub(super) enum DeletionState {
     NotOwned,
     /// Another writer changed the stored keys after they were read, so the reconcile must start again.
     KeysChanged,
-    /// The key Secret exists but cannot be used, so the users cannot be deleted: `incarnation` and `handover`, by which
-    /// the servers recognize the users of this App, are in it.
+    /// The key Secret exists but cannot be used, so the users cannot be deleted: the Secret contains `incarnation` and
+    /// `handover`, by which the servers recognize the users of this App.
     KeysUnusable(UnusableReason),
 }
 

@@ -1,4 +1,4 @@
-//! Gets the keys of an App. This also gives the appID to the App, because the App that the key Secret names owns the
+//! Gets the keys of an App. This also gives the appID to the App, because the App named in the key Secret owns the
 //! appID.
 
 use k8s_openapi::api::core::v1::Secret;

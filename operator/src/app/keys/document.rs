@@ -87,15 +87,15 @@ pub(crate) struct StoredHmacKey {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct KeyLifecycle {
-    /// Since when every serving pod knows the key. `None`: some pod may not know the key yet, or the key was Active
-    /// from the start.
+    /// The time since which every serving pod has known the key. `None`: some pod may not know the key yet, or the key
+    /// was Active from the start.
     #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
     pub(crate) published_at: Option<OffsetDateTime>,
     #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
     pub(crate) activated_at: Option<OffsetDateTime>,
     #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
     pub(crate) retired_at: Option<OffsetDateTime>,
-    /// Since when no Client needs this Active key for ID tokens. `None`: a Client needs it.
+    /// The time since which no Client has needed this Active key for ID tokens. `None`: a Client needs it.
     #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
     pub(crate) unused_since: Option<OffsetDateTime>,
     /// The time by which every token and session that was created with the key has ended. `None`: some pod may still
@@ -161,9 +161,9 @@ impl KeyDocument {
         })
     }
 
-    /// Returns the keys after a change of the signing algorithm, or `None` if the Active key already has this
-    /// algorithm. The new key is Active immediately, because this function is for `latchkey-operator render`: no server
-    /// acknowledges the documents of this command.
+    /// Returns the keys after the signing algorithm has changed to `algorithm`, or `None` if the Active key already has
+    /// this algorithm. The new key is Active immediately, because this function is for `latchkey-operator render`: no
+    /// server acknowledges the documents of this command.
     pub(crate) fn changed_to_algorithm(
         &self,
         algorithm: SigningAlgorithm,
@@ -185,7 +185,7 @@ impl KeyDocument {
         Ok(Some(changed))
     }
 
-    /// Returns the keys with an Active key for ID tokens of each of these algorithms, or `None` if nothing changes.
+    /// Returns the keys after the algorithms of ID tokens have changed to `algorithms`, or `None` if no key changes.
     /// Like [`KeyDocument::changed_to_algorithm`], this function is for `latchkey-operator render`.
     pub(crate) fn changed_to_id_token_algorithms(
         &self,
@@ -195,8 +195,8 @@ impl KeyDocument {
         let mut changed = self.clone();
         let is_active = |stored: &StoredSigningKey| stored.key.state == KeyState::Active;
         let signing = self.signing.iter().find(|stored| is_active(stored)).map(|stored| stored.key.algorithm);
-        // The key of the access tokens also signs the ID tokens with its algorithm, so this algorithm needs no other
-        // key.
+        // The key that signs access tokens also signs the ID tokens that use the same algorithm, so this algorithm needs
+        // no other key.
         let needs_key = |algorithm: IdTokenAlgorithm| {
             algorithms.contains(&algorithm) && signing != Some(algorithm.signing_algorithm())
         };
@@ -266,7 +266,7 @@ impl KeyDocument {
         keys
     }
 
-    /// Returns the highest numbers of a signing key and of an HMAC key that are known to have been assigned.
+    /// Returns the highest signing key number and the highest HMAC key number that are known to have been assigned.
     pub(crate) fn last_numbers(&self) -> LastNumbers {
         let signing = self.signing.iter().chain(&self.id_tokens);
         let signing = signing.filter_map(|stored| key_number(&stored.key.id, 's')).max().unwrap_or(0);
@@ -274,7 +274,8 @@ impl KeyDocument {
         LastNumbers { signing: self.last.signing.max(signing), hmac: self.last.hmac.max(hmac) }
     }
 
-    /// Checks that these can be the keys of this App. The operator never overwrites stored keys that fail the check.
+    /// Checks that these keys are usable and belong to the App with this appID. The operator never overwrites stored
+    /// keys that fail the check.
     pub(crate) fn validate(&self, app_id: &AppId) -> Result<(), InvalidKeys> {
         if self.app_id != *app_id {
             return Err(InvalidKeys::OtherApp);
@@ -422,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn id_tokens_get_keys_of_the_algorithms_that_access_tokens_do_not_have() {
+    fn id_tokens_get_keys_only_for_algorithms_that_access_tokens_do_not_use() {
         let keys = first(SigningAlgorithm::ES256);
         let changed = |keys: &KeyDocument, algorithms: &[IdTokenAlgorithm]| {
             keys.changed_to_id_token_algorithms(&algorithms.iter().copied().collect(), NOW).unwrap()

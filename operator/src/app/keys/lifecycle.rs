@@ -28,8 +28,8 @@ mod tests;
 /// How long a retired key is stored after everything created with it has expired. Covers clock differences, and a pod
 /// that still creates tokens although it is not a serving pod any more.
 const RETIREMENT_MARGIN: Duration = Duration::HOUR;
-/// The maximum number of keys of one kind, and of the keys for ID tokens of one algorithm. A status can list 192 (3 ×
-/// 64) signing keys and 64 HMAC keys, so it always has room for the new key that a revocation needs. While 60 keys of a
+/// The maximum number of keys of one kind, or of keys for ID tokens with one algorithm. A status can list 192 (3 × 64)
+/// signing keys and 64 HMAC keys, so it always has room for the new key that a revocation needs. While 60 keys of a
 /// kind are stored, a rotation waits until one of them expires.
 const MAX_KEYS: usize = 60;
 /// How many ids of revoked keys are stored.
@@ -52,8 +52,7 @@ fn truncate_to_seconds(now: OffsetDateTime) -> OffsetDateTime {
 // === impl KeyDocument ===
 
 impl KeyDocument {
-    /// Generates the first keys of an App in a cluster. Requests in annotations that the App already has count as
-    /// handled.
+    /// Generates the first keys of an App in a cluster. Annotations that the App already has count as handled requests.
     pub(crate) fn first_with_policy(
         app_id: &AppId,
         policy: &KeyPolicy,
@@ -86,9 +85,8 @@ impl KeyDocument {
         Ok(keys)
     }
 
-    /// Completes keys that were read from a rendered document. Requests in annotations that the App already has count
-    /// as handled, because they were about the lost keys. The numbers of new keys continue after a gap
-    /// ([`NUMBER_GAP`]).
+    /// Completes keys that were read from a rendered document. Annotations that the App already has count as handled
+    /// requests, because they were about the lost keys. The numbers of new keys continue after a gap ([`NUMBER_GAP`]).
     pub(crate) fn restored(mut self, policy: &KeyPolicy) -> Self {
         let last = self.last_numbers();
         self.last = LastNumbers {
@@ -124,8 +122,8 @@ impl KeyDocument {
         chains.advance_states(&mut last.signing, policy, revoked, now, acknowledged)?;
         next.id_tokens = chains.keys();
 
-        // A requested rotation starts for signing keys and HMAC keys at once, or for neither, so that each value of the
-        // annotation is handled once.
+        // A requested rotation starts for signing keys and HMAC keys together, or for neither, so that each value of
+        // the annotation is handled once.
         let requested = next.is_rotation_requested(policy) && next.has_room();
         if requested {
             next.rotation.clone_from(&policy.rotate_request);
@@ -141,8 +139,8 @@ impl KeyDocument {
         Ok(Some(next))
     }
 
-    /// Returns the time at which the next step becomes due if nothing else changes, or `None` if no step does. Call
-    /// this only if nothing is due now.
+    /// Returns the time at which the next step becomes due if nothing else changes, or `None` if no step becomes due.
+    /// Call this only if nothing is due now.
     pub(crate) fn next_due(&self, policy: &KeyPolicy, now: OffsetDateTime) -> Option<OffsetDateTime> {
         let id_tokens = IdTokenChains::of(&self.id_tokens, &self.signing, policy).due_times(policy);
         let others = due_times(&self.signing, policy).chain(due_times(&self.hmac, policy));
@@ -190,7 +188,7 @@ impl KeyDocument {
         has_room(&self.signing) && has_room(&self.hmac)
     }
 
-    /// Records that the key that the annotation `revoke-key` names is revoked, if the key exists.
+    /// Records the revocation of the key named in the annotation `revoke-key`, if this key exists.
     fn record_revocation(&mut self, policy: &KeyPolicy) {
         let Some(id) = &policy.revoke_id else { return };
         let is_there = self.signing.iter().chain(&self.id_tokens).any(|stored| stored.key.id == *id)
@@ -246,13 +244,13 @@ fn add_key<K: StoredKey>(
 }
 
 /// Returns the position of the newest key with this state.
-fn position<K: StoredKey>(keys: &[K], state: KeyState) -> Option<usize> {
+fn position_of_newest<K: StoredKey>(keys: &[K], state: KeyState) -> Option<usize> {
     keys.iter().rposition(|key| key.state() == state)
 }
 
 /// Whether a rotation can go on without exceeding [`MAX_KEYS`]. If a key is Published already, a rotation adds no key.
 fn has_room<K: StoredKey>(keys: &[K]) -> bool {
-    keys.len() < MAX_KEYS || position(keys, KeyState::Published).is_some()
+    keys.len() < MAX_KEYS || position_of_newest(keys, KeyState::Published).is_some()
 }
 
 /// Drops, retires or activates each key for which one of these transitions is due. Returns whether the key of a
@@ -301,8 +299,8 @@ fn advance_states<K: StoredKey>(
         }
     });
 
-    let published = position(keys, KeyState::Published);
-    match (position(keys, KeyState::Active), published) {
+    let published = position_of_newest(keys, KeyState::Published);
+    match (position_of_newest(keys, KeyState::Active), published) {
         (Some(active), Some(published)) => {
             let lifecycle = keys[published].lifecycle();
             let delay_has_passed = lifecycle
@@ -383,11 +381,11 @@ fn publish_next_key<K: StoredKey>(
     requested: bool,
     now: OffsetDateTime,
 ) -> Result<(), KeyGenerationError> {
-    if let Some(published) = position(keys, KeyState::Published) {
+    if let Some(published) = position_of_newest(keys, KeyState::Published) {
         keys[published].lifecycle_mut().is_requested |= requested;
         return Ok(());
     }
-    let Some(active) = position(keys, KeyState::Active) else { return Ok(()) };
+    let Some(active) = position_of_newest(keys, KeyState::Active) else { return Ok(()) };
     let active = &keys[active];
     let due = requested || !active.matches_policy(policy) || K::timing(policy).next_key_due(active) <= now;
     if due && has_room(keys) {
@@ -402,7 +400,7 @@ fn publish_next_key<K: StoredKey>(
 /// keys.
 fn due_times<'a, K: StoredKey>(keys: &'a [K], policy: &'a KeyPolicy) -> impl Iterator<Item = OffsetDateTime> + 'a {
     let timing = K::timing(policy);
-    let can_rotate = position(keys, KeyState::Published).is_none() && has_room(keys);
+    let can_rotate = position_of_newest(keys, KeyState::Published).is_none() && has_room(keys);
     keys.iter().filter_map(move |key| {
         let lifecycle = key.lifecycle();
         match key.state() {

@@ -15,8 +15,7 @@ use crate::app::validate::ValidatedApp;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KeyPolicy {
     pub(crate) algorithm: SigningAlgorithm,
-    /// The longest lifetime of anything signed with a signing key, in seconds: access tokens, and ID tokens of Clients
-    /// with the same algorithm.
+    /// The longest lifetime of a token that a signing key can sign, in seconds: an access token or an ID token.
     pub(crate) access_lifetime_seconds: u32,
     /// The longest lifetime of an ID token, in seconds, for each algorithm that a Client uses.
     pub(crate) id_token_lifetimes: BTreeMap<IdTokenAlgorithm, u32>,

@@ -172,8 +172,8 @@ pub(crate) async fn read(secrets: &Api<Secret>, app_id: &AppId) -> Result<KeyLoo
     }
 }
 
-/// Creates the Secret. Returns `None` if the Secret exists already. In this case, the caller must read
-/// again who claims and owns the appID, and decide again about the owner.
+/// Creates the Secret. Returns `None` if the Secret already exists. In this case, the caller must read again who claims
+/// and owns the appID, and decide again about the owner.
 pub(crate) async fn create(
     secrets: &Api<Secret>,
     document: &KeyDocument,

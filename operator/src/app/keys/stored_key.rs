@@ -30,8 +30,8 @@ pub(super) struct KeyTiming {
     pub(super) rotation_period: Duration,
     /// The longest lifetime that the App's current spec gives to anything created with a key of this kind, in seconds.
     pub(super) max_lifetime_seconds: u32,
-    /// The lifetime, in seconds, that is assumed for anything created with a key whose
-    /// `KeyLifecycle::longest_seconds` is `None`.
+    /// The assumed lifetime of anything created with a key, in seconds, if `KeyLifecycle::longest_seconds` of the key
+    /// is `None`.
     pub(super) max_lifetime_if_unknown_seconds: u32,
 }
 
@@ -160,8 +160,8 @@ impl KeyTiming {
         Duration::seconds(lifecycle.longest_seconds.unwrap_or(self.max_lifetime_if_unknown_seconds).into())
     }
 
-    /// Returns when the next key must be published, to become Active at the end of the rotation period of this Active
-    /// key.
+    /// Returns when the next key must be published, so that it becomes Active at the end of the rotation period of this
+    /// Active key.
     pub(super) fn next_key_due(&self, active: &impl StoredKey) -> OffsetDateTime {
         saturating_add(active_since(active), self.rotation_period - self.publication_delay)
     }

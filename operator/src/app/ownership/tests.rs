@@ -190,7 +190,7 @@ fn secret_of(namespace: &str, name: &str) -> impl FnOnce(&ReceivedCall) -> (Stat
     move |_| (StatusCode::OK, secret)
 }
 
-async fn gathered(script: &MockApi) -> Result<OwnershipFacts, KeySecretError> {
+async fn gather_facts(script: &MockApi) -> Result<OwnershipFacts, KeySecretError> {
     let client = script.client();
     let secrets = Api::namespaced(client.clone(), "latchkey");
     let us = app("shop", "store", "shop");
@@ -200,9 +200,9 @@ async fn gathered(script: &MockApi) -> Result<OwnershipFacts, KeySecretError> {
 }
 
 #[tokio::test]
-async fn if_this_app_owns_the_app_id_one_get_of_the_keys_is_enough() {
+async fn one_read_of_the_keys_is_enough_if_this_app_owns_the_app_id() {
     let script = MockApi::default().expect(Method::GET, KEYS, secret_of("shop", "store"));
-    assert_eq!(gathered(&script).await.unwrap().owner_state, OwnerState::Exists);
+    assert_eq!(gather_facts(&script).await.unwrap().owner_state, OwnerState::Exists);
 }
 
 #[tokio::test]
@@ -214,7 +214,7 @@ async fn only_the_api_server_proves_that_an_owner_is_deleted() {
             APP,
             response,
         );
-        gathered(&script).await.map(|facts| facts.owner_state)
+        gather_facts(&script).await.map(|facts| facts.owner_state)
     };
     assert_eq!(with(|_| not_found("before")).await.unwrap(), OwnerState::Deleted);
     // An App with the name of the owner exists, but has another appID.
@@ -240,7 +240,7 @@ async fn only_the_api_server_proves_that_an_owner_is_deleted() {
 }
 
 #[tokio::test]
-async fn if_the_keys_are_lost_the_rendered_secret_names_their_owner() {
+async fn the_rendered_secret_names_the_owner_of_lost_keys() {
     let script = MockApi::default().expect(Method::GET, KEYS, |_| not_found("latchkey-keys-shop")).expect(
         Method::GET,
         RENDERED,
@@ -251,7 +251,7 @@ async fn if_the_keys_are_lost_the_rendered_secret_names_their_owner() {
             (StatusCode::OK, body)
         },
     );
-    let facts = gathered(&script).await.unwrap();
+    let facts = gather_facts(&script).await.unwrap();
     assert_eq!((facts.decide(), facts.rendered_owner), (OwnershipDecision::Rebuild, Some(owner("shop", "store"))));
 
     let script = MockApi::default().expect(Method::GET, KEYS, |_| not_found("latchkey-keys-shop")).expect(
@@ -259,5 +259,5 @@ async fn if_the_keys_are_lost_the_rendered_secret_names_their_owner() {
         RENDERED,
         |_| not_found("latchkey-app-shop"),
     );
-    assert_eq!(gathered(&script).await.unwrap().decide(), OwnershipDecision::Free);
+    assert_eq!(gather_facts(&script).await.unwrap().decide(), OwnershipDecision::Free);
 }

@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_that_have_just_started_change_nothing() {
+    fn servers_that_have_just_started_do_not_change_the_condition() {
         let fails = of_new_app(&["crm"], &[("crm", WebhookState::ReceiverFails)]);
         let old = status_with(&fails, 1);
         let none = WebhookStates::new();
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_webhook_whose_secret_cannot_be_used_does_not_deliver() {
+    fn a_webhook_with_an_unusable_secret_does_not_deliver() {
         let without_keys = names(&["crm"]);
         let condition = |reported: &[(&str, WebhookState)], old: &AppStatus| {
             delivering(&names(&["crm", "sync"]), &without_keys, &states(reported), old, 1).unwrap()

@@ -29,7 +29,7 @@ pub(crate) async fn write_outcome(
     reconciled: Reconciled,
     context: &Context,
 ) -> Result<Action, Error> {
-    let Reconciled { outcome, requeue, published, has_only_other_clients } = reconciled;
+    let Reconciled { outcome, requeue, published, differs_only_in_clients } = reconciled;
     if outcome.rejection.as_ref().is_none_or(|rejection| rejection.reason != Reason::QuotaExceeded) {
         admission::stop_waiting(app, context);
     }
@@ -43,7 +43,7 @@ pub(crate) async fn write_outcome(
         return Ok(Action::requeue(wait));
     }
     write_status(context, app, &new).await?;
-    events::record_status_change(context, app, old, &new, has_only_other_clients).await;
+    events::record_status_change(context, app, old, &new, differs_only_in_clients).await;
     Ok(Action::requeue(requeue))
 }
 
@@ -61,7 +61,7 @@ pub(crate) async fn write_rejection(
         context.monitor.expect_revision(app_id, revision);
     }
     let outcome = Outcome { app_id, revision, rejection: Some(rejection), field_errors, ..Outcome::default() };
-    let reconciled = Reconciled { outcome, requeue: RESYNC, published: false, has_only_other_clients: false };
+    let reconciled = Reconciled { outcome, requeue: RESYNC, published: false, differs_only_in_clients: false };
     write_outcome(app, old, reconciled, context).await
 }
 

@@ -11,8 +11,7 @@ use crate::{
     facts::{FieldError, Lookup, SecretValues},
 };
 
-/// The lengths of signer keys that are accepted. A Firebase hash is the encrypted signer key, so both have the same
-/// length.
+/// The accepted lengths of signer keys. A Firebase hash is the encrypted signer key, so both have the same length.
 const SIGNER_KEY_BYTES: RangeInclusive<usize> = 16..=64;
 const SALT_SEPARATOR_BYTES: RangeInclusive<usize> = 1..=64;
 

@@ -300,7 +300,7 @@ fn an_invalid_provider_is_left_out() {
 }
 
 #[test]
-fn a_provider_whose_secret_cannot_be_used_is_served_without_a_secret() {
+fn a_provider_with_an_unusable_secret_is_served_without_a_secret() {
     let (app, error) = only_error(&facts(json!({ "providerRefs": [{ "name": "corp" }] })));
     assert_eq!(error.reason, Reason::SecretNotFound);
     assert!(error.message.contains("Secret corp does not exist"), "{}", error.message);
@@ -536,7 +536,7 @@ fn broken_templates_are_left_out_and_the_valid_ones_stay() {
 }
 
 #[test]
-fn if_the_config_map_of_templates_is_missing_the_default_templates_are_used() {
+fn the_default_templates_are_used_if_the_config_map_of_templates_is_missing() {
     let (app, error) = only_error(&facts(json!({ "mail": { "templatesRef": { "name": "gone" } } })));
     assert_eq!(error.reason, Reason::ConfigMapNotFound);
     assert!(app.mail.templates.is_empty());

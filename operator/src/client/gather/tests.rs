@@ -94,7 +94,7 @@ async fn clients_are_considered_in_the_order_of_age_then_namespace_and_name() {
 }
 
 #[tokio::test]
-async fn after_a_start_an_undecodable_client_is_found_in_the_document_by_its_uid() {
+async fn an_undecodable_client_is_found_in_the_document_by_its_uid_after_a_start() {
     let script = with_document(2, &["grafana", "argo"]);
     let cluster = TestCluster::new(&script);
     cluster.add(undecodable("grafana"));
@@ -110,7 +110,7 @@ async fn after_a_start_an_undecodable_client_is_found_in_the_document_by_its_uid
 }
 
 #[tokio::test]
-async fn after_a_start_an_undecodable_client_stays_served_even_if_its_app_could_not_be_decoded_at_first() {
+async fn an_undecodable_client_stays_served_after_a_start_even_if_its_app_could_not_be_decoded_at_first() {
     let script = with_document(2, &["grafana"]);
     let cluster = TestCluster::new(&script);
     cluster.add(undecodable("grafana"));
@@ -122,7 +122,7 @@ async fn after_a_start_an_undecodable_client_stays_served_even_if_its_app_could_
 }
 
 #[tokio::test]
-async fn after_a_start_a_client_that_is_served_without_a_secret_stays_in_the_document() {
+async fn a_client_that_is_served_without_a_secret_stays_in_the_document_after_a_start() {
     let script = with_document(1, &["grafana"]);
     let cluster = TestCluster::new(&script);
     cluster.add(client("grafana", json!({})));

@@ -79,7 +79,7 @@ fn a_reference_that_cannot_be_used_does_not_affect_accepted() {
 
 #[test]
 fn an_app_that_is_not_accepted_is_named() {
-    let report = waiting_for_app(&client(json!({})));
+    let report = waiting_report(&client(json!({})));
     assert_eq!((report.accepted.status, report.accepted.reason), (ConditionStatus::Unknown, Reason::Pending));
     assert!(report.accepted.message.contains("App platform is not accepted"), "{}", report.accepted.message);
 }
@@ -103,7 +103,7 @@ async fn writes_of_client_statuses_do_not_delay_writes_for_apps() {
     assert!(is_exhausted);
     let reported = ClientStatus { observed_generation: Some(1), ..ClientStatus::default() };
     let watched = WatchedClient { client: Ok(Arc::new(client(json!({})))), status: StatusDigest::of(&reported) };
-    let action = report(&watched, &refused(conflict()), &context).await.unwrap();
+    let action = report(&watched, &refusal_report(conflict()), &context).await.unwrap();
     assert_ne!(action, Action::await_change(), "the Client waits for its turn");
     assert_eq!(context.rate_limiter.try_acquire("App identity/platform"), Ok(()), "the App does not wait");
     assert!(script.finish().is_empty());

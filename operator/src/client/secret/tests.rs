@@ -25,7 +25,7 @@ fn client(rotate: Option<&str>) -> Client {
     client
 }
 
-/// A mock response of the API server: the object of the request, in this version.
+/// A mock response from the API server: the object in the request, with this resourceVersion.
 fn stored_as(version: &str) -> impl FnOnce(&ReceivedCall) -> (StatusCode, Value) + Send + 'static {
     let version = version.to_owned();
     move |call| {

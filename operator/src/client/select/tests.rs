@@ -92,7 +92,7 @@ fn a_grant_is_for_all_namespaces_or_for_those_with_labels() {
 }
 
 #[test]
-fn a_namespace_with_unknown_labels_matches_no_selector() {
+fn a_namespace_matches_no_selector_while_its_labels_are_not_known() {
     let granted = |namespaces: Value| {
         let policy = policy_of(json!({ "clients": { "namespaces": namespaces } }));
         let selected =
@@ -119,7 +119,7 @@ fn an_app_without_pages_has_no_clients() {
 }
 
 #[test]
-fn a_withdrawn_grant_and_disabled_pages_take_effect_at_once() {
+fn a_withdrawn_grant_and_disabled_pages_take_effect_immediately() {
     let candidates = [candidate("monitoring", "a", json!({}))];
     let last = served(&select_first(&granting_all(), &candidates));
     assert_eq!(last.len(), 1);
@@ -221,7 +221,7 @@ fn a_client_that_is_left_unread_is_refused_and_needs_no_room() {
 }
 
 #[test]
-fn what_an_app_no_longer_allows_is_not_kept() {
+fn a_client_with_a_client_id_that_the_app_no_longer_allows_is_not_kept() {
     // The App now has an audience that is equal to the client ID.
     let policy = policy_of(json!({ "tokens": { "audiences": ["grafana"] } }));
     let fields = json!({ "clientID": "grafana" });
@@ -232,7 +232,7 @@ fn what_an_app_no_longer_allows_is_not_kept() {
 }
 
 #[test]
-fn of_clients_with_one_client_id_the_oldest_is_accepted() {
+fn the_oldest_of_several_clients_with_one_client_id_is_accepted() {
     let with_id = || json!({ "clientID": "grafana" });
     let selected = select_first(&policy(), &[own("a", with_id()), own("b", with_id())]);
     assert_eq!(reasons(&selected), [None, Some(Reason::ClientIDConflict)]);
@@ -269,7 +269,7 @@ fn an_app_has_at_most_200_clients() {
 }
 
 #[test]
-fn a_namespace_other_than_the_apps_has_at_most_50() {
+fn a_namespace_other_than_the_apps_own_has_at_most_50_clients() {
     assert_eq!(accepted(&many("monitoring", 51), Reason::TooManyClients), 50);
 }
 
@@ -332,7 +332,7 @@ fn the_message_to_another_namespace_does_not_reveal_whether_the_app_exists() {
     let without_app = refusal_without_app(&foreign);
     let not_granted = select_first(&policy(), &[candidate("monitoring", "a", json!({}))]).remove(0).refusal;
     assert_eq!(Some(without_app), not_granted);
-    // An invalid spec of the Client does not reveal it either.
+    // An invalid spec of the Client does not reveal whether the App exists either.
     let invalid = candidate("monitoring", "a", json!({ "clientID": "platform" }));
     assert_eq!(reasons(&select_first(&policy(), &[invalid])), [Some(Reason::NotGranted)]);
     let own = refusal_without_app(&client_with("identity", "a", json!({})));

@@ -216,7 +216,7 @@ fn a_broken_document_affects_no_other() {
 }
 
 #[test]
-fn of_two_apps_with_one_app_id_the_first_wins() {
+fn the_first_of_two_apps_with_one_app_id_is_rendered() {
     let folders = Folders::new();
     folders.write("b.yaml", app("b", "shop", "{}"));
     folders.write("a.yaml", format!("{}---\n{}", app("a", "store", "{ appID: shop }"), app("c", "shop", "{}")));
@@ -232,7 +232,7 @@ fn of_two_apps_with_one_app_id_the_first_wins() {
 }
 
 #[test]
-fn if_an_object_is_defined_twice_the_first_definition_is_used() {
+fn the_first_of_two_definitions_of_an_object_is_used() {
     let folders = Folders::new();
     folders.write("a.yaml", app("shop", "shop", "{ displayName: First }"));
     folders.write("b.yaml", app("shop", "shop", "{ displayName: Second }"));
@@ -528,7 +528,7 @@ fn an_edit_renders_what_it_changes_and_nothing_else() {
 }
 
 #[test]
-fn a_change_of_a_referenced_object_is_rendered() {
+fn a_change_to_a_referenced_object_is_rendered() {
     let folders = fifty_apps();
     let renderer = folders.renderer(&[]).unwrap();
     let run = || renderer.run(OffsetDateTime::UNIX_EPOCH).unwrap();
@@ -644,7 +644,7 @@ fn a_document_has_the_lowest_format_that_its_app_needs() {
 }
 
 #[test]
-fn of_two_apps_with_one_pages_host_the_first_by_file_and_position_has_it() {
+fn the_first_app_by_file_and_position_gets_the_pages_host() {
     let folders = Folders::new();
     let pages = "{ pages: { mode: Enabled, host: login.example.com } }";
     folders.write("b.yaml", app("b", "first", pages));
@@ -805,14 +805,14 @@ fn a_grant_by_label_needs_a_manifest_of_the_namespace() {
     let namespace = "apiVersion: v1\nkind: Namespace\nmetadata: { name: monitoring, labels: { team: a } }\n";
     folders.write("namespace.yaml", namespace);
     assert_eq!((folders.run().rejected, client_ids(&folders)), (Vec::new(), vec!["monitoring.grafana".to_owned()]));
-    // If the App no longer accepts Clients of the namespace, this takes effect at once.
+    // If the App no longer accepts Clients of the namespace, this takes effect immediately.
     folders.remove("namespace.yaml");
     folders.run();
     assert_eq!(client_ids(&folders), [""; 0]);
 }
 
 #[test]
-fn the_first_client_by_file_and_position_has_the_client_id() {
+fn the_first_client_by_file_and_position_gets_the_client_id() {
     let folders = Folders::new();
     folders.write("app.yaml", app("identity", "platform", PLATFORM));
     let with_id = format!("clientID: grafana, {WEB}");

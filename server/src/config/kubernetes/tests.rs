@@ -27,8 +27,8 @@ const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A call that the script expects, and the response to this call.
 enum ExpectedCall {
-    /// A call with this `continue` token for a page of the list. The response has the Secrets and the token of the next
-    /// page.
+    /// A call for one page of the list, with this `continue` token. The response has the Secrets and the token of the
+    /// next page.
     List {
         continue_token: Option<&'static str>,
         secrets: Vec<Value>,
@@ -207,7 +207,7 @@ fn ids(apps: &Apps) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn the_set_is_listed_in_pages_and_then_watched() {
+async fn the_secrets_are_listed_in_pages_and_then_watched() {
     let mut broken = secret("broken", "13");
     broken["data"] = json!({});
     let server = TestApiServer::new([

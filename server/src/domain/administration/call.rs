@@ -9,7 +9,7 @@ use crate::domain::{
     user::UserId,
 };
 
-/// The context of a use case of administrators: the context of the call, and the administrator who makes it.
+/// The context of a use case for administrators: the context of the call, and the administrator who makes the call.
 pub struct AdministratorCall<'a, S> {
     pub call: Call<'a, S>,
     pub actor: &'a Actor,
@@ -35,7 +35,7 @@ impl<'a, S> AdministratorCall<'a, S> {
         self.call.app_id()
     }
 
-    /// Returns a new event with the current time, caused by this administrator.
+    /// Returns a new event caused by this administrator, with the current time.
     pub fn event(self, kind: EventKind, user: impl Into<Option<UserId>>) -> Event {
         Event::by_administrator(self.call.env, self.call.app, self.actor, kind, user)
     }

@@ -28,7 +28,7 @@ pub struct UserExport {
 }
 
 /// Imports a batch of users in one transaction. `refused` is the number of lines of the batch that were refused before
-/// this call, and are therefore not in `users`.
+/// this call. `users` does not contain these lines.
 pub async fn import_users<S: UserAdministration>(
     admin: AdministratorCall<'_, S>,
     users: Vec<NewAdministeredUser>,
@@ -69,7 +69,7 @@ pub async fn export_user<S: UserAdministration + Sessions>(
     Ok(Some(UserExport { user: found, sessions, events, events_truncated }))
 }
 
-/// Records the event of an export of all users, before the first line of the export is sent.
+/// Records in the audit log that all users are exported. Called before the first line of the export is sent.
 pub async fn record_export<S: UserAdministration>(
     admin: AdministratorCall<'_, S>,
     hashes: bool,

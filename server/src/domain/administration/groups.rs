@@ -10,8 +10,8 @@ use crate::domain::{
     user::UserId,
 };
 
-/// The maximum time for which one call removes members of a group. If some members remain after that, the client must
-/// repeat the call.
+/// The maximum time that one call spends on removing members of a group. If members remain, the client must repeat the
+/// call.
 const MAX_REMOVAL_TIME: Duration = Duration::seconds(30);
 
 /// Why a call about groups failed.
@@ -46,8 +46,8 @@ pub async fn put_group<S: GroupAdministration>(
     }
 }
 
-/// Deletes the group with its members, in batches. If the call fails, some members can be left, and the call can be
-/// repeated.
+/// Deletes the group and its memberships, in batches. If the call fails, some memberships can remain, and the call can
+/// be repeated.
 pub async fn remove_group<S: GroupAdministration + GroupChanges>(
     admin: AdministratorCall<'_, S>,
     name: &ManagedGroupName,
@@ -154,7 +154,7 @@ mod tests {
     }
 
     /// An implementation of the ports in memory. Each removal of a batch returns the next outcome of `removals`.
-    /// `propagated` records the users whose groups are written to Redis.
+    /// `propagated` records each user when the user's groups are written to Redis.
     #[derive(Default)]
     struct FakeStores {
         removals: Mutex<VecDeque<GroupRemoval>>,
@@ -239,7 +239,7 @@ mod tests {
         }
     }
 
-    fn change(user: u128) -> GroupsChange {
+    fn groups_change(user: u128) -> GroupsChange {
         GroupsChange {
             user: UserId(Uuid::from_u128(user)),
             groups: UserGroups { version: 1, memberships: std::sync::Arc::default() },
@@ -247,8 +247,8 @@ mod tests {
         }
     }
 
-    /// Deletes a group from stores that return `removals`, one for each batch. Returns the outcome, the users whose
-    /// groups were written to Redis, and how many of `removals` were not used.
+    /// Deletes a group from stores that return `removals`, one for each batch. Returns the outcome, the users that
+    /// `propagated` records, and how many of `removals` were not used.
     async fn remove(
         step_seconds: i64,
         removals: impl IntoIterator<Item = GroupRemoval>,
@@ -271,9 +271,9 @@ mod tests {
     #[tokio::test]
     async fn a_group_is_removed_batch_by_batch() {
         let batches = [
-            GroupRemoval::Partial(vec![change(1), change(2)]),
-            GroupRemoval::Partial(vec![change(3)]),
-            GroupRemoval::Removed(vec![change(4)]),
+            GroupRemoval::Partial(vec![groups_change(1), groups_change(2)]),
+            GroupRemoval::Partial(vec![groups_change(3)]),
+            GroupRemoval::Removed(vec![groups_change(4)]),
         ];
         let (outcome, propagated, left) = remove(0, batches).await;
         assert!(outcome.is_ok() && left == 0);
@@ -283,7 +283,7 @@ mod tests {
     #[tokio::test]
     async fn removing_a_group_succeeds_if_another_call_deletes_it_in_the_meantime() {
         let (outcome, propagated, _) =
-            remove(0, [GroupRemoval::Partial(vec![change(1)]), GroupRemoval::NotFound]).await;
+            remove(0, [GroupRemoval::Partial(vec![groups_change(1)]), GroupRemoval::NotFound]).await;
         assert!(outcome.is_ok());
         assert_eq!(propagated, [1]);
         let (outcome, ..) = remove(0, [GroupRemoval::NotFound]).await;
@@ -292,7 +292,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_removal_that_takes_too_long_ends_between_two_batches() {
-        let batches = (1..=100).map(|user| GroupRemoval::Partial(vec![change(user)]));
+        let batches = (1..=100).map(|user| GroupRemoval::Partial(vec![groups_change(user)]));
         let (outcome, propagated, left) = remove(4, batches).await;
         assert!(matches!(outcome, Err(GroupError::Store(StoreError::Unavailable { .. }))));
         assert!((1..99).contains(&left), "{left} batches are left");

@@ -38,7 +38,7 @@ pub struct Actor {
     pub name: String,
 }
 
-/// The version of a user: rises with every change except a login, a new hash of the same password, and a change of
+/// The version of a user. It rises with every change except a login, a new hash of the same password, and a change of
 /// identities. The API shows it as `ETag`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Version(pub i64);
@@ -57,8 +57,8 @@ pub enum InvalidExternalId {
     ControlCharacter,
 }
 
-/// A JSON object that the application attaches to a user. At most 8 KiB as compact JSON, without U+0000, which
-/// Postgres cannot store. It is never in tokens and never on the public listener.
+/// A JSON object that the application attaches to a user: at most 8 KiB as compact JSON. It must not contain U+0000,
+/// which Postgres cannot store. It is never in tokens and never on the public listener.
 ///
 /// It is kept as text: a tree of values can need a hundred times as much memory.
 #[derive(Clone)]
@@ -144,7 +144,7 @@ pub struct AuditRow {
     pub detail: Option<Value>,
 }
 
-/// A mail or a webhook event whose delivery was given up.
+/// A mail or a webhook event that the servers no longer try to deliver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadLetterRow {
     pub id: Uuid,
@@ -230,8 +230,7 @@ impl Metadata {
 }
 
 impl PartialEq for Metadata {
-    /// Compares the parsed values, not the texts: Postgres returns a text with other white space and another order of
-    /// the keys than the text that was stored.
+    /// Compares the parsed values, not the texts, because Postgres changes the white space and the order of the keys.
     fn eq(&self, other: &Self) -> bool {
         let value = |metadata: &Self| serde_json::from_str::<Value>(metadata.0.get()).ok();
         value(self) == value(other)

@@ -26,8 +26,8 @@ pub async fn end_user_session<S: UserAdministration + Sessions>(
     user: UserId,
     session: SessionId,
 ) -> Result<bool, StoreError> {
-    // The user is read first to check that Postgres is available: otherwise the session would end, but its event could
-    // not be written.
+    // The user is read first to check that Postgres is available. Without this check, the session could end although
+    // the event cannot be written.
     if admin.stores().administered_user(admin.app_id(), user).await?.is_none() {
         return Ok(false);
     }

@@ -44,7 +44,7 @@ pub enum CreateUserError {
     Common(#[from] CommonError),
 }
 
-/// A change of a user. A field that is `None` stays as it is.
+/// A change to a user. A field that is `None` stays as it is.
 pub struct ChangeUserInput {
     pub if_version: Option<Version>,
     pub name: Option<Option<Name>>,

@@ -52,7 +52,7 @@ pub(in crate::domain) struct CheckedLogin {
     failure_permit: RateLimitPermit,
 }
 
-/// Checks the password, and that the user can log in. [`CheckedLogin::open_session`] must follow.
+/// Checks the password, and that the user can log in. The caller must then call [`CheckedLogin::open_session`].
 pub(in crate::domain) async fn check_login<S: Users + RateLimits + PasswordHasher + AuditLog>(
     call: Call<'_, S>,
     request: &LoginInput,
@@ -98,8 +98,8 @@ pub(in crate::domain) async fn check_login<S: Users + RateLimits + PasswordHashe
 // === impl CheckedLogin ===
 
 impl CheckedLogin {
-    /// Waits for `open`, which opens the session. `open` returns `None` if the user's epoch has risen since the user
-    /// was read.
+    /// Releases the permit and waits for `open`, which opens the session. `open` returns `None` if the user's epoch has
+    /// risen since the user was read.
     pub(in crate::domain) async fn open_session<S: RateLimits, T>(
         self,
         call: Call<'_, S>,
@@ -115,9 +115,9 @@ impl CheckedLogin {
     }
 }
 
-/// If the password is right, the inner `Ok` has the user. Otherwise the inner `Err` has the user of the email address,
-/// if there is one. The check takes the same time for known and unknown email addresses, and for foreign (imported)
-/// hashes and the servers' own hashes.
+/// Checks the password. If it is right, the inner `Ok` has the user. Otherwise the inner `Err` has the user of the
+/// email address, if there is one. The check takes the same time for known and unknown email addresses, and for foreign
+/// (imported) hashes and the servers' own hashes.
 async fn check_password<S: Users + PasswordHasher>(
     call: Call<'_, S>,
     request: &LoginInput,

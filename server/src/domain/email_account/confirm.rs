@@ -177,8 +177,8 @@ async fn change_address<S: OwnAccounts + Sessions + Outbox>(
     Ok(Some(ChangedUser { user, was_contested: false }))
 }
 
-/// Returns the session of the Bearer token if it is a session of `user`. An invalid token, or a token of another user,
-/// is no error, because *confirm* needs no session.
+/// Returns the session of the Bearer token if it is a session of `user`. Returns `None` for an invalid token or a token
+/// of another user, because *confirm* needs no session.
 async fn bearer_session_of<S: Sessions>(
     call: Call<'_, S>,
     bearer: Option<&str>,

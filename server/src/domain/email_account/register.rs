@@ -132,8 +132,8 @@ async fn create_or_contest_user<S: Users + PasswordHasher>(
     }
 }
 
-/// Queues a mail to the owner of a known email address. An unverified account becomes contested if the password of the
-/// request is not the password of the account, or if its hash has another function or other parameters than new hashes.
+/// Queues a mail to the owner of a known email address. An unverified account becomes contested if its password is not
+/// the password of the request, or if its password hash has another function or other parameters than new hashes.
 async fn register_known_address<S: Users + PasswordHasher>(
     call: Call<'_, S>,
     request: &RegisterInput,

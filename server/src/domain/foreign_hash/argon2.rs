@@ -101,8 +101,8 @@ impl Argon2Class {
         is_allowed.then_some(class)
     }
 
-    /// Whether an installation can choose these parameters for new hashes. If they are not the parameters of this
-    /// server, another server of the installation may have made the hash, now or earlier.
+    /// Whether an installation can choose these parameters for new hashes. A hash with such parameters may come from
+    /// another server of this installation, even if this server uses other parameters now.
     pub fn can_be_native(self) -> bool {
         let Self { variant, version, memory_kib, passes, lanes } = Self::DEFAULT_NATIVE;
         (self.variant, self.version, self.lanes) == (variant, version, lanes)

@@ -1,4 +1,4 @@
-//! bcrypt: `$2b$10$` with 22 characters of salt and 31 of hash, in the alphabet of bcrypt.
+//! bcrypt: `$2b$10$`, followed by 22 characters of salt and 31 characters of hash, in bcrypt's base64 alphabet.
 
 use base64::{
     Engine as _, alphabet,
@@ -13,7 +13,7 @@ use super::{
 
 const MIN_COST: u32 = 4;
 const MAX_COST: u32 = 13;
-/// The cost with weight 1: a check of this cost takes as long as a hash with the default parameters.
+/// The cost that has weight 1: a check with this cost takes as long as a hash with the default parameters.
 const COST_OF_WEIGHT_1: u32 = 8;
 /// The memory of a check: the state of Blowfish, which has 18 subkeys and four tables of 256 words.
 pub(super) const MEMORY_BYTES: u64 = (18 + 4 * 256) * 4;

@@ -29,7 +29,7 @@ impl FirebaseScrypt {
     pub fn parse(signer_key: &str, salt_separator: &str) -> Result<Self, InvalidFirebaseKey> {
         let decode = |text: &str| STANDARD.decode(text).map(Zeroizing::new).map_err(|_| InvalidFirebaseKey);
         let (signer_key, salt_separator) = (decode(signer_key)?, decode(salt_separator)?);
-        // The output of the function is as long as the signer key, and the output of a stored hash has 16 to 64 bytes.
+        // A Firebase hash is as long as the signer key, and a stored hash must have 16 to 64 bytes.
         if !(16..=64).contains(&signer_key.len()) || !(1..=64).contains(&salt_separator.len()) {
             return Err(InvalidFirebaseKey);
         }

@@ -12,7 +12,7 @@ pub enum Pbkdf2Digest {
     Sha512,
 }
 
-/// The cost of a PBKDF2 hash: the iterations of each block of output, and the number of blocks.
+/// The cost of a PBKDF2 hash: the number of iterations for each block of output, and the number of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Pbkdf2Class {
     pub(super) digest: Pbkdf2Digest,
@@ -44,7 +44,7 @@ impl Pbkdf2Digest {
         }
     }
 
-    /// Returns the maximum number of iterations of all blocks of an output together.
+    /// Returns the maximum total number of iterations for all blocks of an output.
     const fn max_iterations(self) -> u32 {
         match self {
             Self::Sha1 | Self::Sha256 => 2_000_000,

@@ -8,10 +8,10 @@ use super::{HashError, text};
 /// The maximum memory of a check in bytes: 128 MiB for the N blocks of 128·r bytes ([`MAX_N_R`]), and 1 MiB for the
 /// other blocks, which is enough for ordinary values of r and p.
 const MAX_MEMORY_BYTES: u64 = (128 << 20) + (1 << 20);
-/// The maximum of N·r: the N blocks take 128·N·r bytes, which are then 128 MiB.
+/// The maximum of N·r. The N blocks take 128·N·r bytes: at most 128 MiB.
 const MAX_N_R: u64 = 1 << 20;
 const MAX_N_R_P: u64 = 1 << 21;
-/// The product with weight 1: a check with this N·r·p takes as long as a hash with the default parameters.
+/// The product N·r·p that has weight 1: a check with this product takes as long as a hash with the default parameters.
 const N_R_P_OF_WEIGHT_1: u32 = 32_768;
 /// The largest ln for which N·r can be within [`MAX_N_R`].
 const MAX_LOG_N: u32 = 20;

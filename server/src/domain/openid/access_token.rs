@@ -43,7 +43,7 @@ struct ClientAccessClaims<'a> {
     user: UserClaims<'a>,
 }
 
-/// Issues an access token with these scopes. The token never contains groups, because other services than the client
+/// Issues an access token with these scopes. The token never contains groups, because services other than the client
 /// also read it.
 pub fn issue_access_token(
     app: &App,

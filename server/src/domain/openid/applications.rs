@@ -85,9 +85,9 @@ impl Application {
     }
 }
 
-/// Removes the consent, and ends the sessions of the user for the client with this UID. `client` is set if the App has
-/// the client. Returns false if there was neither a consent nor a session. If Redis fails after the consent was
-/// removed, a repeated call ends the sessions.
+/// Removes the user's consent to the client with this UID, and ends the user's sessions at this client. `client` is set
+/// if the App has the client. Returns false if there was neither a consent nor a session. If Redis fails after the
+/// consent was removed, a repeated call ends the sessions.
 pub async fn withdraw_access<S: Consents + ClientSessions + AuditLog>(
     call: Call<'_, S>,
     signed_in: &AuthenticatedSession,

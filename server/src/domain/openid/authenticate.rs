@@ -43,7 +43,7 @@ pub enum AuthenticationMethod {
     None,
 }
 
-/// Whether the request counts in the limit on the requests of a client.
+/// Whether the request counts towards the limit on the requests of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestCount {
     Counted,
@@ -71,8 +71,8 @@ impl<E: Into<CommonError>> From<E> for ClientAuthenticationError {
 /// Authenticates the client of a request. `audiences` are the URLs that an assertion can name as `aud`.
 ///
 /// Failures are limited per client and client address. The limit is checked before the secret, but only a failure
-/// counts: otherwise concurrent requests of a busy client would reach the limit with the right secret. Therefore
-/// attempts that are checked at the same time can together exceed the limit.
+/// counts: otherwise a busy client with the right secret would reach the limit. Therefore attempts that are checked at
+/// the same time can together exceed the limit.
 pub async fn authenticate_client<'a, S: RateLimits + ClientCodes>(
     call: Call<'a, S>,
     presented: PresentedClient<'_>,
@@ -159,7 +159,7 @@ fn verify(
             ClientAuthentication::PrivateKeyJwt(keys),
             PresentedCredentials::Assertion { assertion, assertion_type: Some(ASSERTION_TYPE) },
         ) => verify_assertion(keys, client.client_id.as_str(), audiences, now, assertion).map(Some),
-        // The request uses another method than that of the client, or none.
+        // The request uses no method, or another one than the client must use.
         (
             ClientAuthentication::None | ClientAuthentication::Secret(_) | ClientAuthentication::PrivateKeyJwt(_),
             PresentedCredentials::None
@@ -241,7 +241,7 @@ mod tests {
     }
 
     impl FakeStores {
-        fn find_reached(&self, checks: &[RateLimitCheck]) -> Result<(), AcquireError> {
+        fn refuse_if_reached(&self, checks: &[RateLimitCheck]) -> Result<(), AcquireError> {
             let Some(check) = checks.iter().find(|check| self.reached.map(Limit::from) == Some(check.limit)) else {
                 return Ok(());
             };
@@ -253,12 +253,12 @@ mod tests {
 
     impl RateLimits for FakeStores {
         async fn acquire(&self, _: &AppId, checks: Vec<RateLimitCheck>) -> Result<RateLimitPermit, AcquireError> {
-            self.find_reached(&checks)?;
+            self.refuse_if_reached(&checks)?;
             self.counted.lock().extend(checks.iter().map(|check| (check.limit, check.subject.clone())));
             Ok(RateLimitPermit(checks.into_iter().map(|check| (check, 0)).collect()))
         }
         async fn check_limits(&self, _: &AppId, checks: Vec<RateLimitCheck>) -> Result<(), AcquireError> {
-            self.find_reached(&checks)
+            self.refuse_if_reached(&checks)
         }
         async fn release(&self, _: &AppId, permit: RateLimitPermit) {
             let mut counted = self.counted.lock();
@@ -353,7 +353,7 @@ mod tests {
         }
     }
 
-    fn counted(stores: &FakeStores) -> Vec<(&'static str, String)> {
+    fn counted_limits(stores: &FakeStores) -> Vec<(&'static str, String)> {
         stores.counted.lock().iter().map(|(limit, subject)| (limit.as_str(), subject.clone())).collect()
     }
 
@@ -361,10 +361,10 @@ mod tests {
     fn a_right_secret_counts_as_a_request_and_a_wrong_one_as_a_failure() {
         let (stores, app) = (FakeStores::default(), app(&Signer::new()));
         assert_eq!(authenticate(&stores, &app, secret("web", CLIENT_SECRET)), Ok("web".to_owned()));
-        assert_eq!(counted(&stores), [("tokenRequestsPerClientID", "uid-web".to_owned())]);
+        assert_eq!(counted_limits(&stores), [("tokenRequestsPerClientID", "uid-web".to_owned())]);
         stores.counted.lock().clear();
         assert_eq!(authenticate(&stores, &app, secret("web", "wrong")), Err("invalid_client"));
-        assert_eq!(counted(&stores), [("clientFailuresPerClientAddress", "192.0.2.1 uid-web".to_owned())]);
+        assert_eq!(counted_limits(&stores), [("clientFailuresPerClientAddress", "192.0.2.1 uid-web".to_owned())]);
     }
 
     #[test]
@@ -373,12 +373,12 @@ mod tests {
         for unknown in ["", "a", "uid-web", "WEB"] {
             assert_eq!(authenticate(&stores, &app, secret(unknown, CLIENT_SECRET)), Err("invalid_client"));
         }
-        let subjects: HashSet<String> = counted(&stores).into_iter().map(|(_, subject)| subject).collect();
+        let subjects: HashSet<String> = counted_limits(&stores).into_iter().map(|(_, subject)| subject).collect();
         assert_eq!(subjects, HashSet::from(["192.0.2.1".to_owned()]));
     }
 
     #[test]
-    fn after_too_many_failures_the_right_secret_is_not_checked() {
+    fn the_right_secret_is_not_checked_after_too_many_failures() {
         let reached = Some(ClientLimitName::ClientFailuresPerClientAddress);
         let (stores, app) = (FakeStores { reached, ..FakeStores::default() }, app(&Signer::new()));
         for text in [CLIENT_SECRET, "wrong"] {
@@ -401,7 +401,7 @@ mod tests {
         let none = |client_id| PresentedClient { client_id, credentials: PresentedCredentials::None };
         assert_eq!(authenticate(&stores, &app, none(Some("public"))), Ok("public".to_owned()));
         let own_count = ("tokenRequestsPerClientID", "192.0.2.1 uid-public".to_owned());
-        assert_eq!(counted(&stores), [own_count], "per client address, because anybody knows the ID");
+        assert_eq!(counted_limits(&stores), [own_count], "per client address, because anybody knows the ID");
         for client_id in [None, Some("web"), Some("keys"), Some("unknown")] {
             assert_eq!(authenticate(&stores, &app, none(client_id)), Err("invalid_client"), "{client_id:?}");
         }
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limited_request_does_not_use_its_assertion_up() {
+    fn a_rate_limited_request_does_not_use_up_its_assertion() {
         let signer = Signer::new();
         let reached = Some(ClientLimitName::TokenRequestsPerClientId);
         let (stores, app, env) = (FakeStores { reached, ..FakeStores::default() }, app(&signer), Env::system());
@@ -451,13 +451,13 @@ mod tests {
         assert_eq!(authenticate(&stores, &app, presented), Ok("keys".to_owned()));
         stores.counted.lock().clear();
         assert_eq!(authenticate(&stores, &app, presented), Err("invalid_client"), "used");
-        assert_eq!(counted(&stores).len(), 1, "only the failure counts");
+        assert_eq!(counted_limits(&stores).len(), 1, "only the failure counts");
     }
 
     #[test]
     fn a_request_of_a_client_without_a_readable_secret_does_not_count_as_a_failure() {
         let (stores, app) = (FakeStores::default(), app(&Signer::new()));
         assert_eq!(authenticate(&stores, &app, secret("lost", CLIENT_SECRET)), Err("unresolved"));
-        assert!(counted(&stores).is_empty());
+        assert!(counted_limits(&stores).is_empty());
     }
 }

@@ -83,11 +83,11 @@ pub struct AuthorizationRequest {
     pub max_age: Option<u32>,
     pub login_hint: Option<String>,
     pub claims: RequestedClaims,
-    /// The user in `id_token_hint`, if it was signed with a key that the App has.
+    /// The user in `id_token_hint`, if the hint was signed with a key that the App has.
     pub hinted_subject: Option<UserId>,
 }
 
-/// The redirect URL to which the response of an authorization request is sent, and how.
+/// The redirect URL for the response to an authorization request, and how the response is sent there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplyTo {
     pub target: RedirectTarget,
@@ -204,7 +204,7 @@ impl RequestParameters {
         self.0.iter().any(|(known, _)| known == name)
     }
 
-    /// Whether a parameter of an authorization request occurs twice.
+    /// Whether a parameter of an authorization request occurs more than once.
     fn has_repeated(&self) -> bool {
         let mut of_authorize = KNOWN_PARAMETERS.into_iter().filter(|name| *name != "post_logout_redirect_uri");
         of_authorize.any(|name| self.get(name).is_err())
@@ -239,7 +239,7 @@ impl AuthorizationRequest {
             .map_err(|error| RequestError::Reply { error, to: Box::new(reply) })
     }
 
-    /// The checks after that of `redirect_uri`.
+    /// The checks that follow the check of `redirect_uri`.
     fn check_rest(
         app: &App,
         client: &Arc<OpenIdClient>,
@@ -314,7 +314,7 @@ impl AuthorizationRequest {
         })
     }
 
-    /// Whether `id_token_hint` and `claims` name this user, or no user.
+    /// Whether `id_token_hint` and `claims` each name this user or no user.
     pub fn allows_subject(&self, user: UserId) -> bool {
         self.hinted_subject.is_none_or(|hinted| hinted == user) && self.claims.allows_subject(&user.to_string())
     }

@@ -1,4 +1,4 @@
-//! Decides about an authorization request of a browser (specification: Authorization, Decision).
+//! Decides about an authorization request from a browser (specification: Authorization, Decision).
 
 use time::OffsetDateTime;
 
@@ -92,7 +92,7 @@ pub async fn decide<'a, S: Groups + Consents>(
 }
 
 /// Like [`decide`], but also reads the session, and issues the code if the decision allows it. `session` is `None` if
-/// the browser has no cookie of a session. If the rate limit on codes is reached, nothing changes.
+/// the browser has no cookie of a session. If the rate limit on codes is reached, nothing is stored.
 pub async fn authorize<S>(
     call: Call<'_, S>,
     attempt: AuthorizationAttempt<'_>,
@@ -102,7 +102,7 @@ where
     S: Groups + Consents + RateLimits + ClientCodes + PushedRequests + AuditLog,
 {
     let Some(session) = session else { return decide_and_issue(call, attempt, None, None).await };
-    // The session is read while the limit counts the code, so the browser waits for one round trip to Redis less.
+    // The session is read while the limit counts the code, which saves the browser the time of one round trip to Redis.
     let limits = rate_limits::authorizations(call.app, call.client_address());
     let (session, permit) = tokio::join!(session, call.stores.acquire(call.app_id(), limits));
     let (permit, limited) = match permit {
@@ -121,7 +121,7 @@ where
     outcome
 }
 
-/// `limited`: why the rate limit allows no code.
+/// Issues the code if the decision and the rate limit allow it. `limited`: why the rate limit allows no code.
 async fn decide_and_issue<S>(
     call: Call<'_, S>,
     attempt: AuthorizationAttempt<'_>,
@@ -204,7 +204,7 @@ fn has_just_logged_in(attempt: AuthorizationAttempt<'_>, session: &Authenticated
     attempt.login.is_some_and(|login| login.is_of(&session.session))
 }
 
-/// Whether the user is in an allowed group, and has the verified email address that the App requires.
+/// Whether the user is in an allowed group and, if the App requires it, has a verified email address.
 async fn is_admitted<S: Groups>(
     call: Call<'_, S>,
     request: &AuthorizationRequest,

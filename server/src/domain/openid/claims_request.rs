@@ -35,7 +35,7 @@ pub struct RequestedClaims {
     /// The user must have one of these ids. Empty: any user.
     #[serde(skip)]
     pub subjects: Vec<String>,
-    /// An essential `acr` has only classes that Latchkey does not support, so the request cannot succeed.
+    /// Whether an essential `acr` lists only classes that Latchkey does not support. Then the request cannot succeed.
     #[serde(skip)]
     pub is_acr_unmet: bool,
 }
@@ -104,8 +104,8 @@ impl ClaimSet {
         all.filter(|claim| is_released(*claim)).fold(Self::NONE, Self::with)
     }
 
-    /// Removes the claims of granted scopes that a token does not have, because its client requested fewer scopes (RFC
-    /// 6749, 6).
+    /// Removes the claims of each granted scope that the token lacks. A token lacks scopes if its client requested
+    /// fewer than were granted (RFC 6749, 6).
     #[must_use]
     pub fn narrowed(self, granted: Scopes, of_token: Scopes) -> Self {
         let all = UserClaim::ALL.into_iter().map(|(claim, _)| claim);
@@ -124,7 +124,7 @@ impl ClaimSet {
         self.0
     }
 
-    /// Bits of unknown claims have no effect.
+    /// The set for bits from Redis. Bits of unknown claims have no effect.
     pub const fn from_bits(bits: u8) -> Self {
         Self(bits)
     }
@@ -196,7 +196,7 @@ fn check_request(request: &Value) -> Result<(), InvalidClaims> {
     if members.iter().all(is_valid) { Ok(()) } else { Err(InvalidClaims) }
 }
 
-/// The texts in `value` and `values`. A value that is no text matches nothing.
+/// The strings in `value` and `values`. A value that is not a string matches nothing.
 fn requested_values(request: &Value) -> Vec<String> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let several = request.get("values").and_then(Value::as_array).into_iter().flatten();
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn if_id_token_and_userinfo_both_name_users_only_a_user_in_both_is_accepted() {
+    fn only_a_user_in_both_lists_is_accepted_if_id_token_and_userinfo_name_users() {
         let one = parse(r#"{"id_token": {"sub": {"value": "a"}}}"#);
         assert!(one.allows_subject("a") && !one.allows_subject("b"));
         let several = parse(r#"{"id_token": {"sub": {"values": ["a", "b"]}}, "userinfo": {"sub": {"value": "b"}}}"#);

@@ -54,7 +54,7 @@ pub enum ClientAuthentication {
     Unresolved,
 }
 
-/// The SHA-256 of the secrets of a client.
+/// The SHA-256 digests of a client's secrets.
 pub struct ClientSecrets {
     current: SecretDigest,
     /// Boxed, because few clients have one.
@@ -66,7 +66,7 @@ type SecretDigest = [u8; 32];
 /// A replaced secret that still works.
 struct PreviousDigest {
     digest: SecretDigest,
-    /// When the secret stops working, in Unix seconds. `None`: when the document no longer contains it.
+    /// When the secret stops working, in Unix seconds. `None`: it works as long as the document contains it.
     expires_at: Option<i64>,
 }
 
@@ -180,7 +180,7 @@ impl OpenIdClient {
         matches!(self.authentication, ClientAuthentication::None)
     }
 
-    /// Whether requests of the client get 503, because its secret or its keys cannot be read.
+    /// Whether the client's secret or keys cannot be read. Requests of such a client get 503.
     pub fn is_unresolved(&self) -> bool {
         matches!(self.authentication, ClientAuthentication::Unresolved)
     }
@@ -267,7 +267,7 @@ impl GroupFilter {
 // === impl ClientOrigin ===
 
 impl ClientOrigin {
-    /// `None` for a private-use scheme, which no web page has.
+    /// The origin of a redirect URL. `None` for a private-use scheme, which no web page has.
     fn of(url: &RedirectUrl) -> Option<Self> {
         let url = Url::parse(url.as_str()).ok()?;
         match url.scheme() {
@@ -291,8 +291,9 @@ impl ClientOrigin {
     }
 }
 
-/// The text without the invisible characters that change the direction of the text around them, or make two names look
-/// the same (Unicode Standard Annex 9, 2; `Default_Ignorable_Code_Point`). The name is shown within sentences of pages.
+/// The name without invisible characters, because pages show it within sentences. Such characters can change the
+/// direction of the text around them, or make two names look the same (Unicode Standard Annex 9, 2;
+/// `Default_Ignorable_Code_Point`).
 fn visible_text(text: &str) -> String {
     let is_invisible = |character: &char| {
         matches!(character, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
@@ -340,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn the_current_secret_works_and_the_previous_one_until_its_end() {
+    fn the_current_secret_works_and_the_previous_one_until_it_expires() {
         let client = client(|client| {
             client.authentication = RenderedClientAuthentication::Secret {
                 sha256: secret_digest("new"),
@@ -382,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_sees_the_groups_of_its_patterns_up_to_a_maximum() {
+    fn a_client_sees_the_groups_that_match_its_patterns_unless_they_are_too_many() {
         let client = client(|client| {
             client.groups.only = ["argo:*", "ops"].map(|pattern| pattern.parse::<GroupPattern>().unwrap()).into();
             client.groups.max = 2;

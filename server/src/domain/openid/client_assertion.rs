@@ -82,8 +82,8 @@ pub fn unverified_client_id(assertion: &str) -> Option<String> {
     serde_json::from_slice::<UnverifiedSubject>(&claims).ok().map(|claims| claims.sub)
 }
 
-/// Verifies an assertion of this client: signature, `iss` = `sub` = `client_id`, one of the audiences as its only
-/// `aud`, and the times. Returns `None` if a check fails. The caller must check that `jti` is used only once.
+/// Verifies an assertion of this client: the signature, `iss` = `sub` = `client_id`, the times, and that the only `aud`
+/// is one of `audiences`. Returns `None` if a check fails. The caller must check that `jti` is used only once.
 pub fn verify_assertion(
     keys: &[AssertionKey],
     client_id: &str,
@@ -149,7 +149,7 @@ impl AssertionClaims {
 // === impl AssertionKey ===
 
 impl AssertionKey {
-    /// Parses a JWK Set. Keys that cannot verify an assertion are left out. `None` if it is no JWK Set.
+    /// Parses a JWK Set. Keys that cannot verify an assertion are left out. `None` if the text is not a JWK Set.
     pub fn parse_set(jwks: &str) -> Option<Vec<Self>> {
         let document: KeyDocument = serde_json::from_str(jwks).ok()?;
         Some(document.keys.into_iter().take(MAX_KEYS).filter_map(Self::parse).collect())
@@ -179,7 +179,8 @@ impl AssertionKey {
         Some(Self { id: jwk.common.key_id.map(String::into_boxed_str), algorithms, decoding })
     }
 
-    /// A key without an id can verify every assertion, and an assertion without a `kid` can be verified by every key.
+    /// Whether the id and the algorithms of the key allow it to verify the assertion. A key without an id matches every
+    /// `kid`, and an assertion without a `kid` matches every key.
     fn can_verify(&self, key_id: Option<&str>, algorithm: Algorithm) -> bool {
         let is_named = match (&self.id, key_id) {
             (Some(own), Some(named)) => **own == *named,

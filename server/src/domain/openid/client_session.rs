@@ -25,7 +25,7 @@ pub struct NewClientSession {
     pub user_agent: Option<String>,
     pub ends_at: OffsetDateTime,
     pub idle_seconds: u32,
-    /// A session without a refresh token appears in no list.
+    /// Whether the session has a refresh token. No list shows a session without one.
     pub has_refresh_token: bool,
 }
 
@@ -36,7 +36,7 @@ pub struct ClientGrant {
     pub client_id: String,
     pub scopes: Scopes,
     pub claims: RequestedClaims,
-    /// The browser session in which the user gave the grant.
+    /// The browser session in which the user granted the access.
     pub browser_session: SessionId,
     /// Whether the session ends with the browser session.
     pub ends_with_browser: bool,

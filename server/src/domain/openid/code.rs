@@ -60,7 +60,7 @@ pub struct Authorization {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClientCodeRecord {
     pub authorization: Authorization,
-    /// The IP address of the browser, because the request for the exchange comes from the client.
+    /// The IP address of the browser. It is stored here, because the client, not the browser, requests the exchange.
     pub ip: String,
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub user_agent: Option<String>,

@@ -54,7 +54,7 @@ pub fn is_program_on_device(request: &AuthorizationRequest) -> bool {
     request.client.is_public() && !request.reply.target.as_str().starts_with("https://")
 }
 
-/// Whether the user has allowed exactly this: the consent page showed this account, and at least these scopes.
+/// Whether the user has allowed this request: the consent page showed this account, and at least the requested scopes.
 pub(super) fn is_allowed(
     shown: Option<&ShownConsent>,
     request: &AuthorizationRequest,

@@ -115,8 +115,8 @@ fn is_verified(challenge: Option<&CodeChallenge>, verifier: Option<&str>) -> boo
     }
 }
 
-/// Checks the conditions that can change between the login and the exchange, and signs the tokens: if the signing
-/// fails, no session is opened.
+/// Checks the conditions that can change between the login and the exchange. Also signs the tokens, so that no session
+/// is opened if the signing fails.
 async fn prepare_session<S: Sessions + Groups>(
     call: Call<'_, S>,
     client: &OpenIdClient,
@@ -143,7 +143,7 @@ async fn prepare_session<S: Sessions + Groups>(
         needed_groups(call, client, user, id_token_claims(client, &grant)),
     )
     .await?;
-    // A change of the account, for example of the password, can keep the browser session and raise its epoch.
+    // A change to the account, for example a new password, can keep the browser session and raise its epoch.
     let live = live.filter(|live| live.session.epoch == epoch).ok_or(ClientExchangeError::InvalidGrant)?;
     if !client.allows(&groups) {
         return Err(ClientExchangeError::InvalidGrant);

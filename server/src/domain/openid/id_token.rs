@@ -93,8 +93,8 @@ pub fn has_key(app: &App, client: &OpenIdClient) -> bool {
     app.keys.id_token_signer(client.id_token_algorithm).is_some()
 }
 
-/// Issues an ID token together with an access token. `nonce` is that of the authorization request, and `None` at a
-/// refresh (OpenID Connect Core 1.0, 12.2).
+/// Issues an ID token together with an access token. `nonce` is the nonce of the authorization request. It is `None` at
+/// a refresh (OpenID Connect Core 1.0, 12.2).
 pub fn issue_id_token(
     app: &App,
     env: &Env,

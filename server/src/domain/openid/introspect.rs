@@ -13,13 +13,13 @@ use crate::domain::{
     token::{AccessClaims, CLIENT_REFRESH_PREFIX, RefreshToken, RefreshTokenError, verify_any_access_token},
 };
 
-/// A valid token of a client, its live session and its client. No newer token has replaced it.
+/// A valid client token that no newer token has replaced, with its live session and its client.
 #[derive(Clone, Debug)]
 pub struct ActiveClientToken<'a> {
     pub client: &'a OpenIdClient,
     pub session: ClientSession,
     pub kind: ClientTokenKind,
-    /// The scopes of the token that the client still has.
+    /// Those scopes of the token that the client still has.
     pub scopes: Scopes,
 }
 
@@ -82,7 +82,7 @@ async fn active_refresh_token<'a, S: ClientSessions>(
         Err(RefreshTokenError::Invalid) => return Ok(None),
         Err(RefreshTokenError::UnknownKey) => return Err(IntrospectError::UnknownKey),
     };
-    // As for the App's own tokens, a replaced token is not active.
+    // A replaced token is not active, just like a replaced token of the App itself.
     let is_active = |(found, session): &(&OpenIdClient, ClientSession)| {
         found.uid == client.uid && token.generation >= session.session.generation
     };

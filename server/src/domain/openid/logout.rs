@@ -17,7 +17,7 @@ use crate::domain::{
 /// The parameters of `logout`. All others are ignored.
 const LOGOUT_PARAMETERS: [&str; 5] = ["client_id", "id_token_hint", "post_logout_redirect_uri", "state", "ui_locales"];
 
-/// A checked request.
+/// A checked logout request.
 #[derive(Clone)]
 pub struct LogoutRequest {
     /// The client that the parameters name. It can be a client that the App does not have.
@@ -88,8 +88,8 @@ impl LogoutRequest {
         Ok(Self { client_id, session, target, state: state.map(str::to_owned) })
     }
 
-    /// Whether the user must be asked before this browser session ends. Otherwise any page could log a user out.
-    /// `None`: the browser has no session.
+    /// Whether the user must be asked before this browser session ends. Without the question, any web page could log a
+    /// user out. `session` is `None` if the browser has no session.
     pub fn must_ask(&self, session: Option<SessionId>) -> bool {
         session.is_some_and(|session| self.session != Some(session))
     }
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_hint_of_the_session_the_user_is_asked() {
+    fn the_user_is_asked_if_no_hint_names_the_session() {
         let app = app();
         let client = ("client_id", "grafana");
         for sent in [&[("ui_locales", "de")][..], &[client], &[client, ("state", "x")]] {

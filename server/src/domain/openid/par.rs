@@ -15,9 +15,9 @@ use crate::domain::{
 
 /// How long after the push a browser can start with the request.
 pub const PUSHED_REQUEST_SECONDS: i64 = 60;
-/// How long a used request is remembered: twice the lifetime of a `tx`, the text in which the pages carry a request. A
-/// request from another site is first in a `tx` that is not bound to a browser, and then in a `tx` that is bound to
-/// one.
+/// How long a used request is remembered: twice the lifetime of a `tx`, the text in which the pages carry a request.
+/// Twice, because a request from another site is first in an unbound `tx`, and then in a new `tx` that is bound to the
+/// browser.
 pub const USED_REQUEST_SECONDS: i64 = 2 * 60 * 60;
 /// The prefix of every `request_uri` that the PAR endpoint returns (RFC 9126, 2.2).
 pub const REQUEST_URI_PREFIX: &str = "urn:ietf:params:oauth:request_uri:";
@@ -40,7 +40,7 @@ pub struct PushedRequest {
     pub expires_at: i64,
 }
 
-/// The request would not fit into a `tx`, with which the browser continues.
+/// The request does not fit into a `tx`, the text in which the pages carry it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the request is too long")]
 pub struct PushedRequestTooLong;
@@ -54,7 +54,8 @@ pub enum PushError {
     Common(#[from] CommonError),
 }
 
-/// Stores the parameters of an authenticated client. Returns the `request_uri`, which contains 256 random bits.
+/// Stores the parameters that an authenticated client has pushed. Returns the `request_uri`, which contains 256 random
+/// bits.
 pub async fn push_request<S: PushedRequests>(
     call: Call<'_, S>,
     client: &OpenIdClient,
@@ -79,7 +80,7 @@ pub async fn push_request<S: PushedRequests>(
 /// Builds the request with which the browser continues: the pushed parameters, and `client_id`.
 pub fn carried_request(client: &OpenIdClient, request_uri: &str, pushed: &[(String, String)]) -> CarriedRequest {
     let others = pushed.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-    // A client that authenticates with Basic does not repeat its id in the form.
+    // The pushed form need not contain `client_id`: a client that authenticates with Basic can omit it.
     let others = others.filter(|(name, _)| *name != "client_id");
     let parameters = RequestParameters::new(others.chain([("client_id", client.client_id.as_str())]));
     CarriedRequest::new(client, parameters, Some(request_uri.to_owned()))
@@ -101,8 +102,8 @@ pub async fn find_request<S: PushedRequests>(
     Ok(found.map(|request| request.parameters))
 }
 
-/// Marks a pushed request as used, because a code will be issued for it. Only the first call returns true, even if the
-/// stored request has expired before a later call: the `tx` of a browser is valid for longer.
+/// Marks a pushed request as used, because a code will be issued for it. Only the first call returns true. Later calls
+/// return false even after the stored request has expired, because the `tx` of a browser is valid for longer.
 pub async fn use_request<S: PushedRequests>(
     call: Call<'_, S>,
     client: &OpenIdClient,
@@ -118,7 +119,7 @@ impl PushedRequestKey {
         Self::new(request_uri, client.is_public())
     }
 
-    /// `is_public`: whether the client is public.
+    /// The key of a request with this `request_uri`. `is_public`: whether its client is public.
     pub fn new(request_uri: &str, is_public: bool) -> Self {
         Self { digest: URL_SAFE_NO_PAD.encode(digest(&SHA256, request_uri.as_bytes())), is_public }
     }

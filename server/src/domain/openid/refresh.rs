@@ -104,7 +104,7 @@ fn narrowed_scopes(granted: Scopes, requested: &str) -> Option<Scopes> {
     names.all(is_granted).then(|| Scopes::parse_known(requested)).filter(|scopes| !scopes.is_empty())
 }
 
-/// Uses the token up. Returns the session at its new generation.
+/// Uses up the token. Returns the session with its new generation.
 async fn renew<S: ClientSessions + Sessions + AuditLog>(
     call: Call<'_, S>,
     client: &OpenIdClient,
@@ -173,7 +173,7 @@ mod tests {
     use crate::fixtures;
 
     #[test]
-    fn scopes_can_be_narrowed_and_not_widened() {
+    fn scopes_can_be_narrowed_but_not_widened() {
         let granted = Scopes::parse_known("openid profile offline_access");
         let narrowed = |requested: &str| narrowed_scopes(granted, requested).map(|scopes| scopes.to_string());
         assert_eq!(narrowed("openid").as_deref(), Some("openid"));
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn scopes_that_the_client_lost_are_removed_and_without_some_of_them_the_session_ends() {
+    fn lost_scopes_are_removed_and_none_remain_if_openid_or_offline_access_is_lost() {
         let client_with = |scopes: &[ClientScope]| {
             let client =
                 latchkey_crds::rendered::RenderedClient { scopes: scopes.to_vec(), ..fixtures::client("grafana") };

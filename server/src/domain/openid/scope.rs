@@ -14,7 +14,7 @@ const ALL: [(ClientScope, &str); 5] = [
     (ClientScope::OfflineAccess, "offline_access"),
 ];
 
-/// A set of scopes. As text, it is the names with a space between them (RFC 6749, 3.3).
+/// A set of scopes. Its text form is their names, separated by spaces (RFC 6749, 3.3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Scopes(u8);
 
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn sets_are_compared() {
+    fn sets_of_scopes_can_be_compared_intersected_and_extended() {
         let (all, some) = (Scopes::parse_known("openid profile email"), Scopes::parse_known("openid email"));
         assert!(some.is_subset_of(all) && !all.is_subset_of(some));
         assert_eq!(all.intersection(Scopes::parse_known("email groups")).to_string(), "email");

@@ -81,7 +81,7 @@ mod tests {
     };
 
     const NOW: OffsetDateTime = datetime!(2030-01-02 03:04:05 UTC);
-    const LOGIN: OffsetDateTime = datetime!(2030-01-01 01:00 UTC);
+    const LOGIN_TIME: OffsetDateTime = datetime!(2030-01-01 01:00 UTC);
     const ISSUER: &str = "https://auth.example.com/shop";
 
     struct FixedClock;
@@ -104,7 +104,7 @@ mod tests {
                 epoch: Epoch(3),
                 generation: 1,
                 amr: Amr::Password,
-                auth_time: LOGIN,
+                auth_time: LOGIN_TIME,
             },
             profile: Profile {
                 version: 1,
@@ -156,7 +156,7 @@ mod tests {
             "sub": UserId(Uuid::from_u128(7)).to_string(),
             "iat": NOW.unix_timestamp(),
             "exp": NOW.unix_timestamp() + 3600,
-            "auth_time": LOGIN.unix_timestamp(),
+            "auth_time": LOGIN_TIME.unix_timestamp(),
             "nonce": "n-1",
             "acr": "urn:latchkey:aal:1",
             "amr": ["pwd"],
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn the_token_of_a_client_is_no_token_of_the_app() {
+    fn an_access_token_of_a_client_is_not_accepted_as_a_token_of_the_app() {
         let app = app_with(|client| client.tokens.audiences = vec!["shop".to_owned()]);
         let tokens = issue(&app, &session("openid"), None);
         assert!(verify_access_token(&app, NOW, &tokens.access_token).is_none());
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn forward_auth_admits_a_client_only_by_an_audience_other_than_the_issuer() {
+    fn forward_auth_admits_a_client_token_only_for_an_audience_other_than_the_issuer() {
         let is_admitted = |of_app: &[&str], of_client: &[&str]| {
             let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
             let app = app_with(|client| client.tokens.audiences = texts(of_client));
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn single_requested_claims_are_in_the_id_token_if_the_client_has_their_scopes() {
+    fn an_individually_requested_claim_is_in_the_id_token_only_if_the_client_has_its_scope() {
         let requested = ClaimSet::NONE.with(UserClaim::Name).with(UserClaim::Email);
         let mut session = session("openid");
         session.grant.claims = RequestedClaims { id_token: requested, ..RequestedClaims::default() };
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn without_an_active_key_of_the_algorithm_no_token_is_issued() {
+    fn no_token_is_issued_without_an_active_key_for_the_algorithm() {
         let app = app_with(|client| client.tokens.id_token_algorithm = IdTokenAlgorithm::RS256);
         let mut doc = app.doc.clone();
         doc.pages = Some(fixtures::pages());
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hint_is_read_while_its_key_is_known_and_no_other_token_is_a_hint() {
+    fn only_an_id_token_with_a_known_key_is_a_valid_hint() {
         let app = app_with(|client| client.tokens.id_token_algorithm = IdTokenAlgorithm::RS256);
         let tokens = issue(&app, &session("openid"), None);
         let expected = Hint {

@@ -1,4 +1,5 @@
-//! The claims about a user for the access token of a client (OpenID Connect Core 1.0, 5.3). Needs no Postgres.
+//! *userinfo*: the claims about a user, for an access token of a client (OpenID Connect Core 1.0, 5.3). Needs no
+//! Postgres.
 
 use std::sync::Arc;
 

@@ -49,7 +49,7 @@ impl<E: Into<OwnAccountError>> From<E> for ChangeAddressError {
 
 /// Makes an email address pending until it is confirmed with its code. With enumeration protection, the function does
 /// not check whether the email address has an account, so that known and unknown email addresses cost the same. The
-/// content of the mail is decided when the mail is sent.
+/// outbox worker decides on the content of the mail when it sends the mail.
 pub async fn request_address_change<S: Users + OwnAccounts + RateLimits + PasswordHasher + Sessions + AuditLog>(
     call: Call<'_, S>,
     signed_in: &AuthenticatedSession,
@@ -92,7 +92,7 @@ pub async fn request_address_change<S: Users + OwnAccounts + RateLimits + Passwo
             let expires_in = i64::from(call.app.doc.mail.confirm_code_lifetime_seconds);
             return Ok(PendingAddressChange { user, expires_in, expires_at: now.unix_timestamp() + expires_in });
         }
-        // No mail was queued, so the request must not count towards the limits of mails.
+        // No mail was queued, so the request must not count towards the limits on mails.
         release_mail_limit(call, mail_permit).await;
         requested?;
         // Another change has raised the user's epoch since the user was read. The loop reads the user and checks

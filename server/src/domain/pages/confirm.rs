@@ -1,5 +1,5 @@
-//! The confirmation page. A mail scanner can run scripts and press buttons, so a code alone confirms nothing: the
-//! browser must also be the one that registered, be logged in to the account, or send its password.
+//! The confirmation page. A mail scanner can run scripts and press buttons, so a code alone confirms nothing. The
+//! browser must also be the one that registered, be logged in to the account, or send the password of the account.
 
 use super::{
     registration::Registration,
@@ -102,7 +102,7 @@ where
                 BrowserLogin { session: Some(new_session), ..BrowserLogin::new(&user, Amr::Code, call.env.now()) };
             let opened = open_browser_session(call, login, input.previous, times).await?;
             // If another change has raised the user's epoch again, no session is opened. The code is consumed, so the
-            // error is that of a used code.
+            // error is the same as for a used code.
             Some(opened.ok_or(BrowserConfirmError::InvalidCode)?)
         }
     };
@@ -110,8 +110,8 @@ where
     Ok(BrowserConfirmed { cookie, password_required: was_contested, address: record.address })
 }
 
-/// Checks that the user of the code is at this browser. Returns the session of the browser if it is the user's. Does
-/// not consume the code.
+/// Checks that the user who got the code is at this browser. Returns the browser's session if it is a session of this
+/// user. Does not consume the code.
 async fn verify_user_at_browser<S>(
     call: Call<'_, S>,
     record: &CodeRecord,
@@ -150,7 +150,7 @@ fn confirm_error(error: ConfirmError) -> BrowserConfirmError {
     }
 }
 
-/// Converts the error of a password check, which returns only the last two of these variants.
+/// Converts the error of a password check. A password check returns only the last two variants below.
 fn password_error(error: OwnAccountError) -> BrowserConfirmError {
     match error {
         OwnAccountError::InvalidToken

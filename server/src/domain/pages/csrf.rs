@@ -1,6 +1,5 @@
 //! The field `csrf`, which each form has: a page of another site cannot read this field, so that page cannot send the
-//! form. Also the field `user` in the forms of the account: because of it, a form changes only the account that it
-//! shows.
+//! form. Also the field `user` in the account forms: it ensures that a form changes only the account that it shows.
 
 use aws_lc_rs::constant_time::verify_slices_are_equal;
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
@@ -34,8 +33,8 @@ pub fn is_valid_user_token(app: &App, user: UserId, text: &str) -> bool {
     is_valid(app, &user_content(user), text)
 }
 
-/// The bytes from which the field `user` is computed. They are longer than a browser id, so a field `csrf` is never
-/// valid as a field `user`, or the other way round.
+/// The bytes from which the field `user` is computed. They are longer than a browser id, so a value of one field is
+/// never valid in the other field.
 fn user_content(user: UserId) -> Vec<u8> {
     [&b"user\n"[..], user.0.as_bytes()].concat()
 }

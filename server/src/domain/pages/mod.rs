@@ -27,7 +27,7 @@ pub use sent_address::{open_address, seal_address};
 pub use session::{BrowserLogin, BrowserSessionTimes, find_session, open_browser_session};
 pub use session_cookie::{SessionCookie, SessionCookieError};
 pub use social_login::{
-    SOCIAL_LOGIN_SECONDS, SocialLogin, SocialPurpose, SocialState, StartedSocialLogin, finish_social_login,
+    SOCIAL_LOGIN_SECONDS, SocialLogin, SocialPurpose, SocialState, StartedSocialLogin, open_returned_login,
     start_social_login,
 };
 pub use transaction::{

@@ -13,8 +13,8 @@ pub struct PagesUrl(Url);
 // === impl PagesUrl ===
 
 impl PagesUrl {
-    /// `host` is the App's own host for its pages, unless the App has none or the host belongs to another App. Scheme,
-    /// port and path are those of the base URL.
+    /// `host` is the App's own host for its pages. `None` if the App has no such host, or if another App holds it.
+    /// Scheme, port and path are those of the App's issuer.
     pub fn new(app: &App, host: Option<&HostName>) -> Self {
         let mut url = Url::parse(app.doc.issuer.as_str()).expect("an issuer is a URL");
         if let Some(host) = host {
@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn an_own_host_replaces_only_the_host() {
+    fn the_host_of_an_app_replaces_only_the_host_of_its_issuer() {
         let base = url("https://auth.example.com/shop", None);
         assert_eq!(base.page("login"), "https://auth.example.com/shop/login");
         assert_eq!(base.origin(), "https://auth.example.com");

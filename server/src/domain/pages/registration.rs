@@ -13,9 +13,9 @@ use super::{
 };
 use crate::domain::{app::App, call::Call, clock::Env, email::Email, flow::FlowId, ports::Flows};
 
-/// The longest `tx` (the text of a transaction) that the cookie carries, in characters. With the longest email address,
-/// the cookie is then shorter than `MAX_COOKIE_CHARS`. Four such cookies fit into the header block of a request, which
-/// has at most 32 KiB.
+/// The longest `tx` (the text of a transaction) that the cookie carries, in characters. A cookie with this `tx` and the
+/// longest email address is shorter than `MAX_COOKIE_CHARS`. Four such cookies fit into the header block of a request,
+/// which has at most 32 KiB.
 const MAX_CARRIED_CHARS: usize = 2_048;
 /// The longest value of the cookie, in characters. Browsers accept 4,096 bytes for name, value and attributes together
 /// (RFC 6265, 6.1).
@@ -41,9 +41,9 @@ pub struct Registration {
 // === impl Registration ===
 
 impl Registration {
-    /// `transaction` is the `tx` of the page, which the caller has opened. A `tx` of more than 2,048 characters is
-    /// stored in Redis, within the limits on unbound flows. If that fails, the registration goes on without it: the
-    /// confirmation in a new tab then leads to the account page.
+    /// Makes the content of a registration cookie. `transaction` is the `tx` of the page, which the caller has opened.
+    /// A `tx` of more than 2,048 characters is stored in Redis, within the limits on unbound flows. If that fails, the
+    /// registration continues without the `tx`: the confirmation in a new tab then leads to the account page.
     pub async fn start<S: Flows>(call: Call<'_, S>, email: &Email, transaction: Option<&str>, expires_at: i64) -> Self {
         let (carried, stored) = match transaction {
             Some(text) if text.len() > MAX_CARRIED_CHARS => (None, store_transaction(call, text).await),

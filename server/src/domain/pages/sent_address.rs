@@ -10,7 +10,7 @@ use super::{
 };
 use crate::domain::{app::App, clock::Env, email::Email};
 
-/// How long the next page still shows the address.
+/// How long the page after the form still shows the address.
 const ADDRESS_SECONDS: i64 = 3_600;
 /// The longest sealed address, in characters.
 const MAX_CHARS: usize = 512;

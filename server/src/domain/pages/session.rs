@@ -47,11 +47,11 @@ impl BrowserLogin {
 }
 
 /// Opens the browser session of a login, loads the groups of the user, and records the event. Returns the cookie to
-/// set, or `None` if the user's epoch has risen since the user was read, for example by a reset of the password.
+/// set, or `None` if the user's epoch has risen since the user was read, for example by a password reset.
 ///
-/// `previous` is the valid session cookie of the request. It has an effect only if [`find_session`] accepts it. If its
-/// session belongs to the user, the session keeps its id. If it belongs to another user, it ends after the new session
-/// is open, so that a login that fails ends nothing.
+/// `previous` is the valid session cookie of the request. It has an effect only if [`find_session`] finds its session.
+/// If that session belongs to the same user, it is renewed and keeps its id. If it belongs to another user, it ends
+/// after the new session is open, so that a failed login ends nothing.
 pub async fn open_browser_session<S: Sessions + Groups + AuditLog>(
     call: Call<'_, S>,
     login: BrowserLogin,

@@ -16,8 +16,8 @@ const CHARS: usize = 80;
 /// The maximum time by which a cookie can be older than the latest login of its session. Two tabs can log in at the
 /// same time, and the browser keeps only one of the two cookies.
 const MAX_AGE_AT_LOGIN: Duration = Duration::MINUTE;
-/// The maximum age of a cookie with an unknown key that can still become valid. Servers get a new key within seconds of
-/// each other. An older cookie belongs to a former App with this appID.
+/// The maximum age at which a cookie with an unknown key can still become valid. Servers get a new key within seconds
+/// of each other. An older cookie belongs to an earlier App with this appID.
 const MAX_AGE_WITH_UNKNOWN_KEY: Duration = Duration::minutes(5);
 
 /// The content of a session cookie with a valid HMAC.
@@ -87,9 +87,9 @@ impl SessionCookie {
         split_array::<8>(&bytes).ok().map(|(time, _)| u64::from_be_bytes(time))
     }
 
-    /// This cookie is accepted only if the last login of its session was not later than this time, in Unix
+    /// This cookie is accepted only if the last login of its session was not later than the returned time, in Unix
     /// milliseconds. Another login of the same user keeps the session and replaces the cookie. After that, a stolen
-    /// older cookie must not continue to work.
+    /// older cookie must not work.
     pub(super) fn latest_auth_time_ms(&self) -> u64 {
         self.issued_ms.saturating_add(millis(MAX_AGE_AT_LOGIN))
     }

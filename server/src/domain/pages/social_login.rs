@@ -122,11 +122,11 @@ pub async fn start_social_login<S: Flows>(
     Ok(StartedSocialLogin { cookie, cookie_value, code_challenge, state })
 }
 
-/// Opens the cookie of a social login from which the browser has returned to `continue`. `state` is the opened `state`
-/// of the request, and `cookie_value` is the value of the cookie with the id `state.cookie`. Returns `None` if the
-/// cookie is forged or has expired, or belongs to another App, browser or login, or if Redis no longer has its `tx`. A
-/// `tx` in Redis can be read only once.
-pub async fn finish_social_login<S: Flows>(
+/// Opens the cookie of a social login, after the provider has sent the browser back to `continue`. `state` is the
+/// parameter `state` of the request, already opened, and `cookie_value` is the value of the cookie with the id
+/// `state.cookie`. Returns `None` if the cookie is forged or has expired, or belongs to another App, browser or login,
+/// or if Redis no longer has its `tx`. A `tx` in Redis can be read only once.
+pub async fn open_returned_login<S: Flows>(
     call: Call<'_, S>,
     browser: &BrowserId,
     state: &SocialState,

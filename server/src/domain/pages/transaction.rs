@@ -25,11 +25,11 @@ use crate::domain::{
 pub const MAX_TRANSACTION_CHARS: usize = 6_000;
 /// How long a transaction is valid.
 pub(super) const TRANSACTION_SECONDS: i64 = 3_600;
-/// Characters that an authorization request leaves free in its `tx` until the consent page adds the account and the
-/// scopes that it showed: at most 110 bytes of JSON, which are 147 characters in base64url.
-const RESERVED_CHARS: usize = 160;
-/// Characters that an authorization request leaves free in its `tx` until the login for this request is added: at most
-/// 74 bytes of JSON, which are 99 characters in base64url.
+/// Characters that an authorization request leaves free in its `tx`. The consent page later adds the account and the
+/// scopes that it showed. They have at most 110 bytes of JSON, which are 147 characters in base64url.
+const RESERVED_CONSENT_CHARS: usize = 160;
+/// Characters that an authorization request leaves free in its `tx`. The login for this request is added later. It has
+/// at most 74 bytes of JSON, which are 99 characters in base64url.
 const RESERVED_LOGIN_CHARS: usize = 110;
 
 /// The target of a login, and when the browser asked for it.
@@ -139,7 +139,7 @@ impl Transaction {
         Self { target, issued_at: env.now().unix_timestamp() }
     }
 
-    /// The transaction with which the browser returns from a login. `cookie` is that of the new session.
+    /// The transaction with which the browser returns from a login. `cookie` is the cookie of the new session.
     #[must_use]
     pub fn after_login(mut self, cookie: &SessionCookie) -> Self {
         if let Target::Authorize(carried) = &mut self.target {
@@ -175,7 +175,7 @@ impl Transaction {
     pub fn fits(&self) -> bool {
         let reserved = match &self.target {
             Target::Authorize(request) => {
-                let for_consent = if request.shown.is_none() { RESERVED_CHARS } else { 0 };
+                let for_consent = if request.shown.is_none() { RESERVED_CONSENT_CHARS } else { 0 };
                 let for_login = if request.login.is_none() { RESERVED_LOGIN_CHARS } else { 0 };
                 for_consent + for_login
             }
@@ -213,7 +213,7 @@ impl fmt::Debug for Transaction {
 // === impl TransactionLogin ===
 
 impl TransactionLogin {
-    /// `cookie` is that of the session that the login opened or renewed.
+    /// The login that opened or renewed the session of this cookie.
     pub fn new(cookie: &SessionCookie) -> Self {
         Self { session: cookie.session, auth_time_ms: cookie.issued_ms }
     }
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_login_for_a_request_counts_for_the_request() {
+    fn a_login_for_a_request_counts_only_while_it_is_the_last_login_of_its_session() {
         let env = Env::system();
         let app = fixtures::app(fixtures::rendered("shop"));
         let cookie = SessionCookie {
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_text_is_no_transaction() {
+    fn a_forged_or_long_text_is_no_transaction() {
         let env = Env::system();
         let app = fixtures::app(fixtures::rendered("shop"));
         let browser = BrowserId::generate(&env);

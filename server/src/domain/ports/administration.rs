@@ -81,7 +81,7 @@ pub struct NewAdministeredUser {
     pub email_verified: bool,
     pub name: Option<Name>,
     pub disabled: bool,
-    /// A hash of the servers, or a hash that was imported from another service (foreign).
+    /// A hash that the servers made, or one that was imported from another service (foreign).
     pub password_hash: Option<PasswordHash>,
     /// The class of the hash, if the hash is foreign. It is added to the foreign classes of the App.
     pub foreign_class: Option<HashClass>,
@@ -112,7 +112,7 @@ pub enum UserConflict {
     TooManyHashKinds,
 }
 
-/// A change of a user. A field that is `None` stays as it is.
+/// A change to a user. A field that is `None` stays as it is.
 #[derive(Clone, Debug)]
 pub struct UserChange {
     pub user: UserId,
@@ -127,7 +127,7 @@ pub struct UserChange {
     /// `Some(None)` removes the value.
     pub external_id: Option<Option<ExternalId>>,
     pub at: OffsetDateTime,
-    /// The event without its kind and the names of the changed fields, which the store derives from the difference
+    /// The event. The store sets its kind and the names of the changed fields: it derives both from the difference
     /// between the old and the new user.
     pub event: Event,
 }
@@ -149,7 +149,7 @@ pub enum ChangeOutcome {
 #[derive(Clone, Debug)]
 pub struct ChangedByAdministrator {
     pub user: AdminUser,
-    /// Set if the epoch was raised, by a new email address, a change of `email_verified`, or `disabled: true`.
+    /// Set if the epoch was raised by a new email address, a change to `email_verified`, or `disabled: true`.
     pub epoch_change: Option<EpochChange>,
     /// The outbox row that propagates the profile, if the profile changed and the epoch did not.
     pub profile_row: Option<Uuid>,
@@ -229,8 +229,8 @@ pub enum RetrySelection {
     Webhook(WebhookName),
 }
 
-/// The users of an App, in Postgres. A change of a user, its mails, its outbox rows and its event are written in one
-/// transaction. All calls of this trait together use only a part of the connection pool.
+/// The users of an App, in Postgres. A change to a user is written in one transaction with its mails, its outbox rows
+/// and its event. All calls of this trait together use only a part of the connection pool.
 pub trait UserAdministration: Sync {
     /// Returns the next page: at most `limit` users that follow `after`.
     fn users(
@@ -257,10 +257,10 @@ pub trait UserAdministration: Sync {
         event: Event,
     ) -> impl Future<Output = StoreResult<Result<AdminUser, UserConflict>>> + Send;
 
-    /// Changes the user. A new email address takes effect immediately: a pending address is removed, and a former
-    /// verified address gets the notice `address-changed`. An email address with the same canonical form changes
-    /// neither the verification nor the epoch. Verifying a contested account removes its password. A new email address,
-    /// a change of `email_verified`, or `disabled: true` raises the epoch.
+    /// Changes the user. A new email address takes effect immediately: a pending address is removed, and the previous
+    /// address gets the notice `address-changed` if it was verified. An email address with the same canonical form
+    /// changes neither the verification nor the epoch. Verifying a contested account removes its password. A new email
+    /// address, a change to `email_verified`, or `disabled: true` raises the epoch.
     fn change_user(&self, app: &AppId, change: UserChange) -> impl Future<Output = StoreResult<ChangeOutcome>> + Send;
 
     /// Deletes the user with the user's identities and outbox rows.
@@ -301,7 +301,7 @@ pub trait UserAdministration: Sync {
     ) -> impl Future<Output = StoreResult<IdentityRemoval>> + Send;
 
     /// Creates users in one transaction, in the order of the list. A user who conflicts with an existing user, or with
-    /// one that was created before in this call, is not created. The event is written only if a user was created; its
+    /// one that this call has already created, is not created. The event is written only if a user was created; its
     /// detail then also counts the outcomes. `dry_run` writes nothing. The outcomes of a dry run can contain the ids of
     /// users that it would create.
     fn import_users(

@@ -21,7 +21,7 @@ pub trait AuditLog: Sync {
     /// that must take the same time with and without an event.
     fn record_later(&self, app: &AppId, event: Event);
 
-    /// Counts a refusal in the background, without a delay of the response.
+    /// Counts a refusal in the background, without delaying the response.
     fn count_refusal(&self, app: &AppId, refusal: Refusal);
 
     /// Returns the newest 100 events of a user, including refusals, the newest first. Leaves out events before `since`.

@@ -13,8 +13,8 @@ use crate::domain::{
     user::UserId,
 };
 
-/// Sessions of clients, in Redis. A session of a lower epoch than the epoch of its user has ended. A session that ends
-/// with its browser session has also ended if the browser session has ended.
+/// Sessions of clients, in Redis. A session has ended if its epoch is lower than the epoch of its user. A session that
+/// ends with its browser session has also ended if that browser session has ended.
 pub trait ClientSessions: Sync {
     /// Opens a session unless Redis has a later epoch. A user has at most 100 sessions with a refresh token, and at
     /// most 20 of them with one client. Beyond a limit, the least recently used session ends.
@@ -33,8 +33,8 @@ pub trait ClientSessions: Sync {
         counts: SessionUse,
     ) -> impl Future<Output = StoreResult<Option<ClientSession>>> + Send;
 
-    /// Decides the outcome of a refresh, as [`Sessions::refresh`](super::Sessions::refresh). A refresh that succeeds
-    /// also counts as a use of the browser session with which the session ends. `grant` is that of the session.
+    /// Decides the outcome of a refresh, as [`Sessions::refresh`](super::Sessions::refresh). A successful refresh also
+    /// counts as a use of the browser session, if the client session ends with it. `grant` is the grant of the session.
     fn refresh_client_session(
         &self,
         app: &AppId,

@@ -9,7 +9,7 @@ use crate::domain::code::{CodeKey, CodeRecord};
 
 /// Codes that were sent by email, in Redis.
 pub trait Codes: Sync {
-    /// Stores a code until it expires: a new code, or a consumed code whose transaction failed.
+    /// Stores a code until it expires: a new code, or a consumed code after its transaction has failed.
     fn store_code(
         &self,
         app: &AppId,

@@ -15,13 +15,13 @@ use crate::domain::{
 
 /// The groups of users, in Redis.
 pub trait Groups: Sync {
-    /// Returns the user's memberships by name and source, also those that do not count now
+    /// Returns the user's memberships, sorted by name and source, including those that do not count now
     /// ([`user_groups`](crate::domain::groups)). Redis stores them beside the profile, so that most calls do not need
     /// Postgres. If Redis has no groups of the user, the call reads them from Postgres and stores them in Redis.
     fn of_user(&self, app: &AppId, user: UserId) -> impl Future<Output = StoreResult<Arc<[Membership]>>> + Send;
 }
 
-/// Changes of the groups of users: in Postgres, and their propagation to Redis.
+/// Changes to the groups of users in Postgres, and the propagation of these changes to Redis.
 pub trait GroupChanges: Sync {
     /// Returns the groups in Postgres, or `None` if there is no such user.
     fn current_groups(&self, app: &AppId, user: UserId)
@@ -84,7 +84,7 @@ pub enum PutGroupOutcome {
     TooMany,
 }
 
-/// The outcome of one batch of the deletion of a group.
+/// The outcome of one batch in the deletion of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GroupRemoval {
     /// The group is deleted. The last members were removed with it.
@@ -94,7 +94,7 @@ pub enum GroupRemoval {
     NotFound,
 }
 
-/// The outcome of a change of a member.
+/// The outcome of adding or removing a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MemberOutcome {
     Changed(GroupsChange),
@@ -154,8 +154,8 @@ pub trait GroupAdministration: Sync {
         event: Event,
     ) -> impl Future<Output = StoreResult<MemberOutcome>> + Send;
 
-    /// Removes the user from the group, whoever has added the membership. `event`: the event without the group, which
-    /// the store sets.
+    /// Removes all memberships of the user in the group, including those from providers. `event`: the event without the
+    /// group, which the store sets.
     fn remove_member(
         &self,
         app: &AppId,
@@ -164,7 +164,7 @@ pub trait GroupAdministration: Sync {
         event: Event,
     ) -> impl Future<Output = StoreResult<MemberOutcome>> + Send;
 
-    /// Returns the user's memberships by name and source, or `None` if there is no such user.
+    /// Returns the user's memberships, sorted by name and source, or `None` if there is no such user.
     fn memberships(
         &self,
         app: &AppId,

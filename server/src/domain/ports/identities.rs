@@ -131,7 +131,7 @@ pub trait Identities: Sync {
     /// Returns the user's identities, the oldest first.
     fn identities(&self, app: &AppId, user: UserId) -> impl Future<Output = StoreResult<Vec<Identity>>> + Send;
 
-    /// Removes the user's identities of the Provider. Writes nothing if the user would then have neither a password nor
+    /// Removes the user's identities at the Provider. Writes nothing if the user would then have neither a password nor
     /// an identity of a Provider in `usable`. Concurrent calls cannot together remove the last way to log in.
     fn unlink_identity(
         &self,

@@ -29,7 +29,7 @@ pub struct ClaimedRow {
 #[derive(Clone, Debug)]
 pub enum OutboxTask {
     Mail(Mail),
-    /// A mail about a change of the email address, and the former email address, to which the mail goes.
+    /// A mail about a change of the email address, and the previous email address, which gets the mail.
     MailToFormerAddress(Mail, Email),
     PropagateEpoch(EpochChange),
     /// The user's name has changed, and Redis may not have the new name.

@@ -126,7 +126,7 @@ pub trait OwnAccounts: Sync {
     ) -> impl Future<Output = StoreResult<Option<User>>> + Send;
 
     /// Makes the pending email address the user's verified address, deletes an unverified account that had this
-    /// address, raises the epoch, queues the notice to the former email address, and adds outbox rows that propagate
+    /// address, raises the epoch, queues the notice to the previous email address, and adds outbox rows that propagate
     /// the epochs. Also returns `None` if another account has verified the email address.
     fn change_address(
         &self,

@@ -39,8 +39,8 @@ pub trait PasswordHasher: Sync {
 
     /// Whether the password of a login matches the hash. `classes` are the classes (hash functions with their costs) of
     /// the hashes of the App. If there are any besides the class of new hashes, every call does the same work: one
-    /// check with the parameters of new hashes, and one check of each of the other classes. The check of `hash`
-    /// replaces the check of its class.
+    /// check with the parameters of new hashes, and one check for each other class. The check of `hash` replaces the
+    /// check of its class.
     fn verify_login(
         &self,
         app: &App,

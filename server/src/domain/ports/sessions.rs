@@ -21,14 +21,14 @@ pub enum Replication {
     Unconfirmed,
 }
 
-/// Sessions and epochs, in Redis. A session of a lower epoch than the epoch of its user has ended.
+/// Sessions and epochs, in Redis. A session has ended if its epoch is lower than the epoch of its user.
 pub trait Sessions: Sync {
     /// Opens a session unless Redis has a later epoch. A user has at most 100 sessions: if there are more, the least
     /// recently used one ends.
     fn open_session(&self, app: &AppId, session: &NewSession) -> impl Future<Output = StoreResult<OpenOutcome>> + Send;
 
-    /// Returns a live session of the App, or `None` if it has ended, has expired or has an older epoch, and for a
-    /// session of another kind: an access token must not work for a browser session.
+    /// Returns a live session of the App. Returns `None` if the session has ended, has expired or has an older epoch.
+    /// Also returns `None` for a session of another kind, because an access token must not work for a browser session.
     fn session(
         &self,
         app: &AppId,
@@ -36,9 +36,9 @@ pub trait Sessions: Sync {
         session: SessionId,
     ) -> impl Future<Output = StoreResult<Option<LiveSession>>> + Send;
 
-    /// Returns a live browser session, or `None` if it has ended, has expired or has an older epoch, and for any other
-    /// session. Also returns `None`, and does not count as a use of the session, if the `auth_time` of the session is
-    /// later than `latest_auth_time_ms` (Unix milliseconds).
+    /// Returns a live browser session. Returns `None` if the session has ended, has expired, has an older epoch or is
+    /// of another kind. Also returns `None` if the `auth_time` of the session is later than `latest_auth_time_ms` (Unix
+    /// milliseconds): the call then does not count as a use of the session.
     fn browser_session(
         &self,
         app: &AppId,
@@ -84,9 +84,9 @@ pub trait Sessions: Sync {
         keep: SessionId,
     ) -> impl Future<Output = StoreResult<Vec<SessionId>>> + Send;
 
-    /// Raises the epoch. Does nothing if Redis has a later epoch. Every session of a lower epoch, also of a client,
-    /// ends except `kept_session`, which continues at the new epoch. Also writes the profile, which is `None` if the
-    /// user was deleted.
+    /// Raises the epoch. Does nothing if Redis has a later epoch. Every session with a lower epoch ends, including
+    /// client sessions. Only `kept_session` continues, at the new epoch. Also writes the profile, which is `None` if
+    /// the user was deleted.
     fn raise_epoch(
         &self,
         app: &AppId,

@@ -85,14 +85,14 @@ pub struct PasswordReset {
     pub event: Event,
 }
 
-/// Users, in Postgres. A change of a user, the mails about it and its event are written in one transaction.
+/// Users, in Postgres. A change to a user is written in one transaction with its mails and its event.
 pub trait Users: Sync {
     fn user(&self, app: &AppId, id: UserId) -> impl Future<Output = StoreResult<Option<User>>> + Send;
 
     /// Finds the user by the canonical email address. A pending email address matches no user.
     fn user_by_email(&self, app: &AppId, email: &Email) -> impl Future<Output = StoreResult<Option<User>>> + Send;
 
-    /// Like `user_by_email`, but also returns the classes of the foreign hashes in the App, in one round trip.
+    /// Like `user_by_email`, but also returns the classes of the hashes in the App, in one round trip.
     fn login_candidate(&self, app: &AppId, email: &Email) -> impl Future<Output = StoreResult<LoginCandidate>> + Send;
 
     /// Creates the user and queues the mail. Writes nothing if another account has the email address. Of concurrent
@@ -104,11 +104,11 @@ pub trait Users: Sync {
         mail: Option<Mail>,
     ) -> impl Future<Output = StoreResult<CreateUserOutcome>> + Send;
 
-    /// Records that somebody registered a known email address again. If `contest` is set (the password of the request
-    /// is not known to be that of the account), and the user is still unverified and at `epoch`, the account becomes
-    /// contested: its password is removed when the email address is confirmed. The mail, if there is one, is queued in
-    /// any case. Takes as long as `create_user`, so that the time does not reveal whether the email address has an
-    /// account.
+    /// Records that somebody registered a known email address again. `contest` is set if the password of the request is
+    /// not known to be that of the account. If `contest` is set and the user is still unverified and at `epoch`, the
+    /// account becomes contested: its password is removed when the email address is confirmed. The mail, if there is
+    /// one, is queued in any case. Takes as long as `create_user`, so that the time does not reveal whether the email
+    /// address has an account.
     fn record_repeated_registration(
         &self,
         app: &AppId,
@@ -131,8 +131,8 @@ pub trait Users: Sync {
 
     /// Confirms the email address. Returns `None` and writes nothing if the epoch or the email address has changed, or
     /// the user is deleted or disabled. Otherwise, in one transaction: marks the email address verified, raises the
-    /// epoch, makes a contested account uncontested and removes its password, removes identities unless the session
-    /// exists already, and adds an outbox row that propagates the epoch.
+    /// epoch, makes a contested account uncontested and removes its password, removes identities unless the
+    /// session of `change` exists already, and adds an outbox row that propagates the epoch.
     fn confirm_address(
         &self,
         app: &AppId,

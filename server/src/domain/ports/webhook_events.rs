@@ -25,7 +25,7 @@ pub struct KnownWebhook {
     pub fingerprint: String,
 }
 
-/// A webhook whose events a server can send.
+/// A webhook for which a server can send events.
 #[derive(Clone, Debug)]
 pub struct ClaimableWebhook {
     pub key: WebhookKey,
@@ -68,7 +68,7 @@ pub enum EventOutcome {
 /// What is known about the delivery of a webhook.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeliveryState {
-    /// The number of failed deliveries since the last successful one or since the last change of the webhook, whichever
+    /// The number of failed deliveries since the last successful one or since the last change to the webhook, whichever
     /// was later.
     pub failures: u32,
     pub stopped_for: Option<String>,
@@ -92,8 +92,8 @@ pub trait WebhookEvents: Sync {
 
     /// Claims up to `limit` due events of these webhooks for the time `lease`, but at most `room` events for each
     /// namespace. The webhooks take turns, and the oldest due event of a webhook is claimed first. All servers together
-    /// claim at most 16 events of a webhook at a time. After 10 failures in a row, they claim one event at a time, with
-    /// pauses.
+    /// claim at most 16 events of a webhook at a time. After 10 consecutive failures of a webhook, they claim one of
+    /// its events at a time, with pauses.
     fn claim_events(
         &self,
         webhooks: &[ClaimableWebhook],
@@ -124,8 +124,8 @@ pub trait WebhookEvents: Sync {
     /// webhook. Messages can be lost, so callers must also poll.
     fn subscribe_to_new_events(&self) -> broadcast::Receiver<String>;
 
-    /// Returns the delivery states of these webhooks. Also records that a server has the webhooks, so that their events
-    /// are not deleted like those of a removed webhook, and resets the failures of a webhook that has changed.
+    /// Returns the delivery states of these webhooks. Also records that a server has these webhooks, because the events
+    /// of a webhook that no server has are deleted. Also resets the failures of a webhook that has changed.
     fn delivery_states(
         &self,
         webhooks: &[KnownWebhook],

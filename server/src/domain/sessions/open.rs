@@ -13,7 +13,7 @@ use crate::domain::{
 };
 
 /// Opens a session at the epoch of `user` and records the event. Returns `None` if the user's epoch has risen since the
-/// user was read, for example by a reset of the password.
+/// user was read, for example by a password reset.
 pub(in crate::domain) async fn open_session<S: Sessions + AuditLog>(
     call: Call<'_, S>,
     user: &User,

@@ -149,7 +149,7 @@ fn find_target<S>(call: Call<'_, S>, flow: &Flow, continue_url: Option<&str>) ->
     Ok(FlowTarget { target: flow.target.as_ref().map(find).transpose()?, purpose: None })
 }
 
-/// Calls the provider, after this callback has marked the state as used.
+/// Gets the user's identity from the provider. Must be called only after this callback has marked the state as used.
 async fn identify<S: Providers>(
     call: Call<'_, S>,
     provider: &RenderedProvider,
@@ -196,7 +196,7 @@ where
         None => (attempt.find_or_create_user(identity).await?, None),
         Some(SocialPurpose::LogIn) => (attempt.find_or_create_user(identity).await?, Some(ContinuePurpose::LogIn)),
         // The page *continue* links the identity later, if the session is still live then. Therefore no account is
-        // looked for or created here.
+        // looked up or created here.
         Some(SocialPurpose::Link { user, .. }) => {
             let user = call.stores.user(call.app_id(), user).await?.filter(|user| !user.disabled);
             let link = ContinuePurpose::Link(attempt.identity_to_link(identity));

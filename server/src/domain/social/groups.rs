@@ -13,11 +13,11 @@ use crate::domain::{
     user::UserId,
 };
 
-/// The provider presets whose providers can report groups.
+/// The presets of providers that can report groups.
 const PRESETS: [&str; 4] = ["oidc", "oauth2", "gitlab", "microsoft"];
 
 /// Replaces the groups that the Provider reported at the last login. This also applies if the App no longer takes over
-/// groups from the Provider: otherwise the user would keep the former groups.
+/// groups from the Provider: otherwise the user would keep the earlier groups.
 pub(super) async fn replace_groups<S: GroupChanges>(
     call: Call<'_, S>,
     provider: &RenderedProvider,

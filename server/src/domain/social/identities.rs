@@ -64,10 +64,10 @@ pub async fn link_identity<S: Users + Identities + RateLimits + Providers>(
 pub(in crate::domain) async fn link_stored_identity<S: Users + Identities>(
     call: Call<'_, S>,
     signed_in: &AuthenticatedSession,
-    kept: IdentityToLink,
+    stored: IdentityToLink,
 ) -> Result<(), LinkError> {
     let user = user_to_link(call, signed_in).await?;
-    let IdentityToLink { provider, authority, subject, email } = kept;
+    let IdentityToLink { provider, authority, subject, email } = stored;
     let email = email.and_then(|email| Email::parse(&email).ok());
     let identity = NewIdentity { authority, subject, provider, email, at: call.env.now() };
     link_verified_identity(call, signed_in, &user, identity).await

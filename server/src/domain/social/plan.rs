@@ -154,7 +154,7 @@ mod tests {
         (summary, lookups.get())
     }
 
-    fn unchanged(_: &mut RenderedApp) {}
+    fn leave_unchanged(_: &mut RenderedApp) {}
 
     #[test]
     fn a_verified_address_finds_its_account() {
@@ -166,7 +166,7 @@ mod tests {
             (Some(account(true, true)), "disabled"),
             (Some(account(false, true)), "disabled"),
         ] {
-            assert_eq!(plan_summary(unchanged, true, &identity, known), (expected, 1));
+            assert_eq!(plan_summary(leave_unchanged, true, &identity, known), (expected, 1));
         }
     }
 
@@ -177,7 +177,7 @@ mod tests {
             (Some(account(true, false)), verified_identity(Some(EMAIL), true)),
             (Some(account(false, false)), verified_identity(Some(EMAIL), true)),
         ] {
-            assert_eq!(plan_summary(unchanged, false, &identity, known), ("create, pending", 0));
+            assert_eq!(plan_summary(leave_unchanged, false, &identity, known), ("create, pending", 0));
         }
     }
 
@@ -186,7 +186,7 @@ mod tests {
         let identity = verified_identity(Some(EMAIL), false);
         let without_protection = |doc: &mut RenderedApp| doc.enumeration_protection = EnumerationProtection::Disabled;
         for known in [None, Some(account(true, false)), Some(account(false, false))] {
-            assert_eq!(plan_summary(unchanged, true, &identity, known.clone()), ("create, pending", 0));
+            assert_eq!(plan_summary(leave_unchanged, true, &identity, known.clone()), ("create, pending", 0));
             let expected = if known.is_some() { "link required" } else { "create, pending" };
             assert_eq!(plan_summary(without_protection, true, &identity, known), (expected, 1));
         }
@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn a_user_without_an_address_is_admitted_if_the_app_allows_it() {
         let allowed = |doc: &mut RenderedApp| doc.allow_users_without_email = true;
-        assert_eq!(plan_summary(unchanged, true, &verified_identity(None, false), None), ("no address", 0));
+        assert_eq!(plan_summary(leave_unchanged, true, &verified_identity(None, false), None), ("no address", 0));
         assert_eq!(plan_summary(allowed, true, &verified_identity(None, false), None), ("create, no address", 0));
     }
 

@@ -12,7 +12,7 @@ use crate::domain::{
     ports::{AuditLog, GroupChanges, Identities, Outbox, Providers, RateLimits, Sessions, Users},
 };
 
-/// Logs in the user to whom the provider issued the token.
+/// Logs in the user who got the token from the provider.
 pub async fn log_in_with_token<S>(
     call: Call<'_, S>,
     provider: &RenderedProvider,

@@ -27,7 +27,7 @@ use crate::{
 const MAX_IDENTITIES: usize = 10;
 /// Maximum number of invalid fields that an error reports, because an object can have thousands.
 const MAX_PROBLEMS: usize = 20;
-/// Maximum length of the subject of an identity, in bytes, as in the table `identities`.
+/// Maximum length of an identity's subject, in bytes. The table `identities` has the same limit.
 const MAX_SUBJECT_BYTES: usize = 512;
 
 /// The parser of a JSON object. It parses and removes the fields one by one, and records every invalid field under its
@@ -38,7 +38,7 @@ pub struct StrictBody {
     invalid: Vec<FieldProblem>,
 }
 
-/// The fields that both a call that creates a user and a line of an import can have.
+/// The fields of a new user. The call that creates a user and the lines of an import share them.
 pub struct NewUserFields {
     pub external_id: Option<ExternalId>,
     pub email: Option<Email>,
@@ -169,8 +169,8 @@ impl StrictBody {
         metadata.ok()
     }
 
-    /// Parses and removes a password hash of this or another service, in the PHC string format or the older Modular
-    /// Crypt Format (MCF). The error does not contain the hash.
+    /// Parses and removes a password hash that this or another service made, in the PHC string format or the older
+    /// Modular Crypt Format (MCF). The error does not contain the hash.
     fn password_hash(&mut self) -> Option<PasswordHash> {
         self.text("password_hash", |text| match ParsedHash::parse(text) {
             Ok(_) => Ok(PasswordHash::new(text)),
@@ -303,7 +303,7 @@ impl StrictBody {
         fields
     }
 
-    /// The names of the fields that remain, because no call has parsed them. These fields are unknown.
+    /// The names of the unknown fields: those that no method of this parser has removed.
     pub fn unknown_fields(&self) -> impl Iterator<Item = &str> {
         self.object.keys().map(String::as_str)
     }

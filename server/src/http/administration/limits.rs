@@ -29,10 +29,10 @@ const MAX_PER_CALLER: usize = 8;
 const MAX_PER_APP: usize = 32;
 const MAX_IMPORTS_PER_APP: usize = 2;
 const MAX_EXPORTS_PER_APP: usize = 2;
-/// Maximum number of calls in flight with large responses, over all callers and Apps. A page of 500 users has up to 4
-/// MiB of metadata.
+/// Maximum number of large responses in flight, over all callers and Apps. A page of 500 users has up to 4 MiB of
+/// metadata.
 const MAX_LARGE_RESPONSES: usize = 8;
-/// Maximum number of calls in flight with large responses, for the callers of one namespace together.
+/// Maximum number of large responses in flight to all callers of one namespace together.
 const MAX_LARGE_RESPONSES_PER_NAMESPACE: usize = 4;
 const RETRY_AFTER_SECONDS: u64 = 1;
 
@@ -40,7 +40,7 @@ const RETRY_AFTER_SECONDS: u64 = 1;
 #[derive(Clone)]
 pub struct CallLimits {
     counts: Arc<Mutex<HashMap<Key, usize>>>,
-    /// Maximum number of calls in flight that fetch webhook events. Most of these calls are waiting.
+    /// Maximum number of concurrent calls that fetch webhook events. Most of these calls are waiting for an event.
     max_fetches: usize,
 }
 
@@ -61,7 +61,7 @@ enum Key {
     LargeResponsesOf(String),
 }
 
-/// The right to have a call in flight. Dropping the permit means that the call has ended.
+/// Counts a call as in flight until the permit is dropped.
 pub(super) struct CallPermit {
     limits: CallLimits,
     keys: Vec<Key>,

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_is_true_or_false() {
+    fn a_flag_must_be_true_or_false_and_is_false_by_default() {
         let flag = |query: &str| {
             let uri: Uri = format!("/v1/shop/imports{query}").parse().unwrap();
             let flag = Query::parse(&uri, &["dry_run"]).and_then(|query| query.flag("dry_run"));

@@ -14,5 +14,5 @@ pub fn with_presented<T>(
     check: impl FnOnce(PresentedClient<'_>) -> T,
 ) -> Option<T> {
     let sent = RequestCredentials { basic: Basic::from_headers(headers), form: ClientForm(form) };
-    sent.presented().ok().map(check)
+    sent.presented_client().ok().map(check)
 }

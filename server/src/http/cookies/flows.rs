@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cookie_is_bound_to_the_host_over_tls() {
+    fn a_cookie_over_tls_is_bound_to_the_host() {
         let id = id();
         let cookies = CookieScheme::for_base_url(&"https://auth.example.com".parse().unwrap()).flows();
         let headers = cookies.add(&[], &id, NOW, "sealed", 600);
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn over_http_a_cookie_has_no_prefix() {
+    fn a_cookie_over_http_has_no_prefix() {
         let cookies = CookieScheme::for_base_url(&"http://127.0.0.1:8080".parse().unwrap()).flows();
         let headers = cookies.add(&[], &id(), NOW, "sealed", 600);
         assert!(text(&headers)[0].starts_with("latchkey-flow."));

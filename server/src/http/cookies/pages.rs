@@ -16,7 +16,7 @@ use crate::domain::{
     pages::{BrowserId, SessionCookie},
 };
 
-/// The maximum number of session cookies of one host. Each App that a browser uses has one.
+/// The maximum number of session cookies that a browser has for one host. Each App that the browser uses sets one.
 const MAX_SESSIONS: usize = 20;
 /// The name of a session cookie consists of `__Host-` (only over TLS), this prefix and the appID.
 const SESSION_PREFIX: &str = "latchkey-session.";
@@ -27,8 +27,8 @@ const TRANSACTION_PREFIX: &str = "latchkey-tx.";
 const MAX_LANGUAGE_BYTES: usize = 35;
 const LANGUAGE_SECONDS: u32 = 365 * 24 * 60 * 60;
 
-/// The cookies of pages that a browser sent. Only the browser cookie is parsed; the server has not verified any of
-/// them. Never printed.
+/// The page cookies that a browser sent. Only the browser cookie is parsed; the server has not verified any of them.
+/// Never printed.
 pub struct SentPageCookies<'a> {
     sessions: Vec<SentSession<'a>>,
     browser: Option<BrowserId>,
@@ -52,7 +52,7 @@ impl CookieScheme {
         }
     }
 
-    /// The cookies of social logins and registrations, one for each login or registration.
+    /// The transaction cookies, one for each social login or registration that a page started.
     pub const fn transactions(self) -> TimedCookies {
         TimedCookies { host_prefix: self.host_prefix(), name_prefix: TRANSACTION_PREFIX, attributes: self.attributes() }
     }
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn cookies_are_bound_to_the_host_over_tls() {
+    fn cookies_over_tls_are_bound_to_the_host() {
         let cookies = CookieScheme::for_base_url(&"https://auth.example.com".parse().unwrap());
         let (app, browser) = (app("shop"), BrowserId::generate(&Env::system()));
         let nothing = HeaderMap::new();
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn over_http_cookies_have_no_prefix() {
+    fn cookies_over_http_have_no_prefix() {
         let cookies = CookieScheme::for_base_url(&"http://127.0.0.1:8080".parse().unwrap());
         let browser = BrowserId::generate(&Env::system());
         let header = cookies.set_browser(&browser);
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cookie_of_another_site_that_is_not_ascii_hides_no_other_cookie() {
+    fn a_non_ascii_cookie_of_another_site_hides_no_other_cookie() {
         let browser = BrowserId::generate(&Env::system());
         let own = format!("__Host-latchkey-browser={}", browser.encode());
         for field in [
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn if_a_cookie_is_sent_twice_the_first_one_counts() {
+    fn the_first_well_formed_copy_of_a_repeated_cookie_counts() {
         let browser = BrowserId::generate(&Env::system());
         let text = format!(
             "__Host-latchkey-session.shop=a; __Host-latchkey-session.shop=b; __Host-latchkey-browser=x; \

@@ -227,7 +227,7 @@ fn user_id(request: &InboundRequest) -> Result<UserId, Problem> {
     user_id_at(request, 0)
 }
 
-/// Returns the id of the user at this placeholder of the path.
+/// Returns the id of the user from the path placeholder with this index.
 fn user_id_at(request: &InboundRequest, index: usize) -> Result<UserId, Problem> {
     parse_uuid(request.path_parameter(index)).map(UserId).ok_or_else(user_not_found)
 }

@@ -46,7 +46,7 @@ pub fn operation() -> Operation {
     ])
 }
 
-/// Handles a call of an ingress. Ignores the body.
+/// Handles a call from an ingress. Ignores the body.
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: InboundRequest) -> Result<Response, Problem> {
     let live = authentication::forward_auth_session(state, app, &request).await?;
     let mut response = response::private_empty(StatusCode::OK);

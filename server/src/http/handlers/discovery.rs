@@ -44,7 +44,8 @@ pub struct AuthorizationServerMetadata<'a> {
     /// `none`: front ends of the App have no secret. A refresh token needs no other proof.
     pub token_endpoint_auth_methods_supported: Vec<&'static str>,
     pub revocation_endpoint_auth_methods_supported: Vec<&'static str>,
-    /// `Bearer` is the token of a ServiceAccount. RFC 8414, 2 allows access token types here.
+    /// `Bearer`: the caller sends the token of a ServiceAccount. Section 2 of RFC 8414 allows access token types here,
+    /// and `Bearer` is one.
     pub introspection_endpoint_auth_methods_supported: Vec<&'static str>,
     /// Only if the App is an OpenID provider.
     #[serde(flatten)]

@@ -46,7 +46,7 @@ pub(in crate::http) struct OpsEndpoints {
     readiness: Arc<Readiness>,
     registry: Arc<Registry>,
     reports: Arc<ProviderReports>,
-    /// When this token is cancelled, the streams of revisions end, which otherwise never end.
+    /// Cancelling this token ends the streams of revisions. They never end otherwise.
     closing: CancellationToken,
 }
 
@@ -64,7 +64,7 @@ impl OpsEndpoints {
         Self { apps, pod_uid, readiness, registry, reports, closing }
     }
 
-    fn ready(&self) -> Result<Response, Problem> {
+    fn ready_response(&self) -> Result<Response, Problem> {
         let missing = self.readiness.missing();
         let ready = missing.is_empty();
         let mut response = response::json(&ReadyResponse { ready, missing })?;
@@ -74,7 +74,7 @@ impl OpsEndpoints {
         Ok(response)
     }
 
-    fn metrics(&self) -> Result<Response, Problem> {
+    fn metrics_response(&self) -> Result<Response, Problem> {
         let mut page = String::new();
         text::encode(&mut page, &self.registry).map_err(|error| Problem::server_error().with_cause(error))?;
         let mut response = http::Response::new(response::full_body(page));
@@ -88,7 +88,7 @@ impl Endpoints for OpsEndpoints {
     type Route = OpsRoute;
 
     const LISTENER: &'static str = "ops";
-    /// Requests of this listener are not traced: probes and scrapes come every few seconds, and a stream of revisions
+    /// Requests to this listener are not traced: probes and scrapes come every few seconds, and a stream of revisions
     /// never ends.
     const TRACED: bool = false;
 
@@ -126,8 +126,8 @@ impl Endpoints for OpsEndpoints {
     async fn call(&self, route: OpsRoute, _: Option<Arc<App>>, _: InboundRequest) -> Result<Response, Problem> {
         match route {
             OpsRoute::Live => response::json(&serde_json::json!({})),
-            OpsRoute::Ready => self.ready(),
-            OpsRoute::Metrics => self.metrics(),
+            OpsRoute::Ready => self.ready_response(),
+            OpsRoute::Metrics => self.metrics_response(),
             OpsRoute::Revisions => {
                 let (apps, reports) = (Arc::clone(&self.apps), Arc::clone(&self.reports));
                 Ok(revisions::stream_response(apps, reports, self.pod_uid.clone(), self.closing.clone()))

@@ -53,7 +53,7 @@ const PROVIDER_RETRY_AFTER: Duration = Duration::from_secs(5);
 /// `Retry-After` while a Provider (the resource) cannot be used. Somebody must repair the Provider first.
 const UNUSABLE_PROVIDER_RETRY_AFTER: Duration = Duration::from_secs(60);
 
-/// The App's provider that the path of the request names.
+/// The App's provider with the name in the path of the request.
 pub fn requested_provider<'a>(app: &'a App, request: &InboundRequest) -> Result<&'a RenderedProvider, Problem> {
     social::find_provider(app, request.path_parameter(0)).ok_or_else(Problem::provider_not_found)
 }
@@ -97,7 +97,7 @@ impl From<ProviderLogin> for SessionResponse {
 
 // === errors ===
 
-/// The `error` parameter of a redirect, and the error that the response must have as [`ReportedProblem`].
+/// The `error` parameter of a redirect, and the [`ReportedProblem`] to add to the response.
 fn redirect_error(app: &App, error: ProviderLoginError) -> (&'static str, ReportedProblem) {
     let provider_code = match &error {
         ProviderLoginError::ProviderReported(reported) => reported.map(AuthorizationError::as_str),
@@ -156,7 +156,7 @@ fn authorization_problem(reported: Option<AuthorizationError>) -> Problem {
     }
 }
 
-/// Returns the response to a provider error. It contains no text of the provider; the log describes the error in our
+/// Returns the response to a provider error. It contains no text from the provider; the log describes the error in our
 /// own words.
 pub fn provider_problem(app: &App, error: ProviderError) -> Problem {
     match error {

@@ -1,5 +1,5 @@
 //! `POST /v1/{APPID}/token`: refresh (RFC 6749, 6), and the exchange of the one-time code of a social login (RFC 6749,
-//! 4.1.3). Requests of OpenID Connect clients are in `token/client.rs`.
+//! 4.1.3). Requests from OpenID Connect clients are in `token/client.rs`.
 
 use schemars::JsonSchema;
 use serde::Serialize;

@@ -51,7 +51,7 @@ pub struct Parameter {
 /// The body of a request or a response.
 pub struct Content {
     schema: fn(&mut SchemaGenerator) -> Schema,
-    /// The schema of the body as a form, if a form has other fields than the JSON body.
+    /// The schema of the form, if its fields differ from those of the JSON body.
     form_schema: Option<fn(&mut SchemaGenerator) -> Schema>,
     example: Option<Value>,
     is_required: bool,
@@ -158,7 +158,7 @@ impl Operation {
         Self { errors, ..self }
     }
 
-    /// The operation as JSON. `error` is the schema of the body of errors.
+    /// The operation as JSON. `error` is the schema of error bodies.
     pub fn render(&self, route: impl RouteTable, schemas: &mut SchemaGenerator, error: &Schema) -> Value {
         let request_body = self.request.as_ref().map(|request| request.render_request(schemas));
         let mut operation = json!({

@@ -1,4 +1,4 @@
-//! Checks of a request before its page: the host, and the origin of a form.
+//! Checks that a request must pass before its page handles it: the host, and the origin of a form.
 
 use http::{
     HeaderMap, Method,
@@ -29,8 +29,8 @@ pub(super) enum PageLocation {
 
 /// Finds out whether the page is on the host of the request (specification: Hosted pages, Own host).
 ///
-/// If the own host of an App is also the host of the base URL, it is ignored. Otherwise this App would hide the pages
-/// of all other Apps. The operator refuses such an own host, but the base URL can change later.
+/// An own host that is also the host of the base URL is ignored. Otherwise its App would hide the pages of all other
+/// Apps. The operator refuses such an own host, but the base URL can change later.
 pub(super) fn locate_page(
     apps: &Apps,
     app: &App,
@@ -99,7 +99,7 @@ mod tests {
     use crate::fixtures;
 
     #[test]
-    fn a_form_of_another_site_is_refused_if_the_browser_names_the_site() {
+    fn a_form_from_another_site_is_refused_if_the_browser_names_the_site() {
         let url = PagesUrl::new(&fixtures::app(fixtures::rendered("shop")), None);
         let is_accepted = |fields: &[(&'static str, &'static str)]| {
             let headers: HeaderMap = fields

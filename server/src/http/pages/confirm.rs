@@ -79,7 +79,7 @@ pub(super) async fn submit<S: Ports>(page: &Page<'_, S>, form: &Form) -> Result<
         None => "account?notice=email_confirmed".to_owned(),
     };
     match cookie {
-        Some(cookie) => page.logged_in_at(&next, &cookie, cleared),
+        Some(cookie) => page.redirect_after_login_to(&next, &cookie, cleared),
         None => page.redirect(&next, cleared),
     }
 }

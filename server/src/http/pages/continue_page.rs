@@ -3,7 +3,7 @@
 use super::page::{Header, Page, encode_query};
 use crate::{
     domain::pages::{
-        ContinueError, SocialLogin, SocialPurpose, SocialState, continue_link, continue_login, finish_social_login,
+        ContinueError, SocialLogin, SocialPurpose, SocialState, continue_link, continue_login, open_returned_login,
     },
     http::{
         Ports,
@@ -20,7 +20,7 @@ pub(super) async fn show<S: Ports>(page: &Page<'_, S>) -> Result<Response, Probl
     let sent = page.sent.transactions().iter().find(|cookie| cookie.belongs_to(&state.cookie));
     let (Some(sent), Some(browser)) = (sent, page.sent.browser()) else { return Err(Problem::invalid_state()) };
     let login =
-        finish_social_login(page.call(), browser, &state, sent.value).await?.ok_or_else(Problem::invalid_state)?;
+        open_returned_login(page.call(), browser, &state, sent.value).await?.ok_or_else(Problem::invalid_state)?;
     let cleared = page.cookies.transactions().remove(page.sent.transactions(), &state.cookie);
     match (page.query("error")?, page.query("code")?) {
         (None, Some(code)) => finish(page, &state, &login, code, cleared).await,
@@ -44,7 +44,7 @@ async fn finish<S: Ports>(
             let previous = page.session_cookie()?;
             let opened = continue_login(page.call(), code, verifier, previous, page.session_times()).await;
             let cookie = opened.map_err(|error| continue_problem(page, error))?;
-            page.logged_in(login.transaction.as_deref(), &cookie, cleared)
+            page.redirect_after_login(login.transaction.as_deref(), &cookie, cleared)
         }
         SocialPurpose::Link { user, session } => {
             let signed_in = page.session().await?;

@@ -47,7 +47,7 @@ pub(super) async fn submit<S: Ports>(page: &Page<'_, S>, form: &Form) -> Result<
     let previous = page.session_cookie()?;
     let input = LoginInput { email, password };
     match pages::log_in(page.call(), input, previous, page.session_times()).await {
-        Ok(cookie) => page.logged_in(page.tx(), &cookie, Vec::new()),
+        Ok(cookie) => page.redirect_after_login(page.tx(), &cookie, Vec::new()),
         Err(error) => page.refuse(&view, login_problem(page.app, error)),
     }
 }

@@ -41,7 +41,7 @@ pub(super) struct Pages {
     metrics: HttpMetrics,
 }
 
-/// The URL of the page *continue*, to which social logins of pages return. `None` if the App has no pages.
+/// The URL of the page *continue*, to which a social login from a page returns. `None` if the App has no pages.
 pub(super) fn continue_url(apps: &Apps, app: &App) -> Option<String> {
     app.pages.as_ref().map(|_| pages_url(apps, app).page(PageRoute::Continue.path()))
 }
@@ -116,9 +116,9 @@ async fn read_form(route: PageRoute, request: &mut InboundRequest) -> Result<Opt
     form.map(Some)
 }
 
-/// The outcome of an authorization request in the metric, from a response of the page `authorize` or `consent`. `None`
-/// if the response is not counted: the redirect of a POST to a GET, and the consent page itself, which was counted when
-/// `authorize` redirected to it.
+/// The outcome of an authorization request, as the metric counts it. The response is from the page `authorize` or
+/// `consent`. `None` for a response that is not counted: the redirect from a POST to a GET, and the consent page
+/// itself, because the redirect to it is already counted.
 fn authorization_outcome(response: &Response, is_error: bool) -> Option<&'static str> {
     let kind = response.extensions().get::<AuthorizationResponseKind>();
     kind.map(|kind| kind.as_str()).or_else(|| {

@@ -105,7 +105,7 @@ impl<'a, S: Ports> Page<'a, S> {
             own_cookies.extend(cookies.set_language(language.as_str()));
         }
         let browser = sent.browser().cloned().unwrap_or_else(|| BrowserId::generate(&state.env));
-        // Browsers send no `SameSite=Lax` cookie with the form of another site. If the response set a new browser
+        // Browsers send no `SameSite=Lax` cookie with a form from another site. If the response set a new browser
         // cookie, that site could make every open form of the user invalid.
         if sent.browser().is_none() && request.method != Method::POST {
             own_cookies.push(cookies.set_browser(&browser));
@@ -137,7 +137,7 @@ impl<'a, S: Ports> Page<'a, S> {
 
     /// Checks the method, the body, the origin, `csrf` and `tx`, in this order (specification: Hosted pages, Requests).
     /// Returns the form of a POST. Two pages also accept a POST from another site. Such a POST changes nothing, and has
-    /// neither `csrf` nor our origin. The browser sends no cookies with such a POST, so it looks like a request of a
+    /// neither `csrf` nor our origin. The browser sends no cookies with such a POST, so it looks like a request from a
     /// new browser. Therefore the response sets no cookies.
     pub(super) fn check(&mut self, form: Result<Option<Form>, Problem>) -> Result<Option<Form>, Problem> {
         if !self.route.accepts(&self.request.method) {
@@ -370,8 +370,8 @@ impl<'a, S: Ports> Page<'a, S> {
         if !is_refusal {
             return Err(problem);
         }
-        // The link to a new login needs a `tx` with which the login leads back. The form itself does not need this
-        // `tx`.
+        // The link to a new login needs a `tx` that leads back to this page after the login. The form itself does not
+        // need this `tx`.
         let login_tx = match problem.code {
             ErrorCode::ReauthenticationRequired if self.tx.is_none() => Some(self.transaction_to_here()?),
             _ => None,
@@ -427,19 +427,19 @@ impl<'a, S: Ports> Page<'a, S> {
 
     /// A redirect (303) to the target of `tx` or, without a valid `tx`, to the account. `cookie` is the cookie of the
     /// new session.
-    pub(super) fn logged_in(
+    pub(super) fn redirect_after_login(
         &self,
         tx: Option<&str>,
         cookie: &SessionCookie,
         cookies: Vec<Header>,
     ) -> Result<Response, Problem> {
         let target = tx.and_then(|tx| self.tx_after_login(tx, cookie)).and_then(|tx| self.target_of(&tx));
-        self.logged_in_at(target.as_deref().unwrap_or(AccountPage::Overview.path()), cookie, cookies)
+        self.redirect_after_login_to(target.as_deref().unwrap_or(AccountPage::Overview.path()), cookie, cookies)
     }
 
     /// A redirect (303) to a page after a login, with the cookie of the new session. `path` is as in
     /// [`Self::redirect`].
-    pub(super) fn logged_in_at(
+    pub(super) fn redirect_after_login_to(
         &self,
         path: &str,
         cookie: &SessionCookie,
@@ -487,7 +487,7 @@ impl<'a, S: Ports> Page<'a, S> {
         }
     }
 
-    /// A `tx` with which a login leads back to this page. If this page is not an account page, the login leads to the
+    /// A `tx` that leads back to this page after a login. If this page is not an account page, the `tx` leads to the
     /// account.
     fn transaction_to_here(&self) -> Result<String, Problem> {
         let page = self.route.account_page().unwrap_or(AccountPage::Overview);

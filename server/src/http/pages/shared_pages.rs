@@ -34,8 +34,8 @@ impl SharedPages {
     pub(super) fn render<V: View>(&self, view: &V, context: &PageContext<'_>) -> String {
         // Every field is named: a new field of the context must not get into the page of another user by accident.
         let PageContext { error, user, tx, login_tx, branding: _, texts: _, csrf: _, request_id: _ } = *context;
-        let is_of_nobody = error.is_none() && user.is_none() && tx.is_none() && login_tx.is_none();
-        if !(view.is_shared() && is_of_nobody) {
+        let is_for_everybody = error.is_none() && user.is_none() && tx.is_none() && login_tx.is_none();
+        if !(view.is_shared() && is_for_everybody) {
             return render(view, context);
         }
         let key = (V::TEMPLATE, context.texts.language());

@@ -32,7 +32,7 @@ fn server() -> TestServer {
     server_with(FailingStores::Panicking, |_| {})
 }
 
-/// The query of a valid request after `changes`. A change with an empty value removes the parameter.
+/// The query of a valid request with these changes applied. A change with an empty value removes the parameter.
 fn query(changes: &[(&str, &str)]) -> String {
     let mut sent = vec![
         ("client_id", "grafana"),
@@ -79,7 +79,7 @@ fn tx_for(reply: &Reply, status: u16, page: &str) -> String {
 }
 
 #[tokio::test]
-async fn in_an_app_without_clients_the_page_shows_invalid_client() {
+async fn authorize_shows_invalid_client_in_an_app_without_clients() {
     let without = TestServer::with_app(FailingStores::Panicking, |app| app.pages = Some(fixtures::pages()));
     for path in ["authorize".to_owned(), format!("authorize?{}", query(&[]))] {
         let reply = without.send_request(get_request(&format!("/shop/{path}"), "")).await;
@@ -157,7 +157,7 @@ async fn a_form_post_response_is_a_page_with_one_script() {
 }
 
 #[tokio::test]
-async fn without_a_session_a_request_leads_to_the_login_or_the_registration() {
+async fn a_request_without_a_session_leads_to_the_login_or_the_registration() {
     let server = server();
     let browser = TestBrowser::open_page(&server).await;
     let path = format!("/shop/authorize?{}", query(&[("login_hint", "ada@example.com"), ("ui_locales", "fr de")]));
@@ -200,7 +200,7 @@ async fn a_request_that_does_not_fit_into_a_transaction_is_refused() {
 }
 
 #[tokio::test]
-async fn a_post_of_another_site_becomes_a_get_and_sets_no_cookie() {
+async fn a_post_from_another_site_becomes_a_get_and_sets_no_cookie() {
     let server = server();
     for headers in ["", "Origin: https://grafana.example.com\r\n", "Origin: null\r\n", "Sec-Fetch-Site: cross-site\r\n"]
     {
@@ -329,7 +329,7 @@ async fn a_logout_for_a_client_checks_its_parameters() {
         server.send_request(get_request(&format!("/shop/logout?{}", encode(sent)), "")).await
     };
     let (client, url) = (("client_id", "grafana"), ("post_logout_redirect_uri", BYE));
-    // Without a session, there is nothing to ask: the browser is redirected to the client at once.
+    // Without a session, there is nothing to ask: the browser is redirected to the client immediately.
     let reply = get(&[client, url, ("state", "a b")]).await;
     assert_eq!((reply.status, reply.header("location")), (303, Some("https://grafana.example.com/bye?state=a%20b")));
     assert_protected(&reply);
@@ -382,7 +382,7 @@ async fn a_transaction_is_checked_again_when_the_client_has_changed() {
 }
 
 #[tokio::test]
-async fn a_new_client_does_not_inherit_a_transaction_of_an_old_client_with_its_name() {
+async fn a_new_client_does_not_inherit_a_transaction_of_an_old_client_with_the_same_name() {
     let server = server();
     let browser = TestBrowser::open_page(&server).await;
     let request = format!("/shop/authorize?{}", query(&[]));

@@ -1,5 +1,5 @@
-//! Requests of OpenID Connect clients: what is refused before a store is used, and what happens if the stores fail. The
-//! end-to-end tests use real stores.
+//! Requests from OpenID Connect clients: what is refused before a store is used, and what happens if the stores fail.
+//! The end-to-end tests use real stores.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use latchkey_crds::rendered::RenderedClientAuthentication;
@@ -33,7 +33,7 @@ async fn post_form(server: &TestServer, endpoint: &str, headers: &str, body: &st
 }
 
 #[tokio::test]
-async fn a_malformed_request_of_a_client_is_refused_before_a_store_is_used() {
+async fn a_malformed_request_from_a_client_is_refused_before_a_store_is_used() {
     let server = server(FailingStores::Panicking);
     for (headers, body) in [
         (basic(), format!("{REFRESH}&client_id=spa")),
@@ -54,7 +54,7 @@ async fn a_malformed_request_of_a_client_is_refused_before_a_store_is_used() {
 }
 
 #[tokio::test]
-async fn an_outage_is_503_for_clients_and_the_metadata_is_served() {
+async fn an_outage_is_503_for_clients_but_the_metadata_is_still_served() {
     let server = server(FailingStores::Unavailable);
     for (headers, body) in [(basic(), REFRESH.to_owned()), (String::new(), format!("{REFRESH}&client_id=spa"))] {
         for endpoint in ["token", "par"] {

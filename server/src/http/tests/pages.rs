@@ -146,7 +146,7 @@ async fn only_pages_with_a_password_field_can_run_a_script() {
 }
 
 #[tokio::test]
-async fn without_pages_every_path_is_unknown() {
+async fn every_page_path_is_unknown_in_an_app_without_pages() {
     let server = TestServer::new(FailingStores::Panicking);
     // The header `Date` can differ between the two responses.
     let headers = |reply: &Reply| {
@@ -221,7 +221,7 @@ async fn a_form_needs_the_cookie_of_its_browser_and_our_origin() {
 }
 
 #[tokio::test]
-async fn without_clients_there_are_no_pages_for_them() {
+async fn an_app_without_clients_has_no_pages_for_clients() {
     let server = TestServer::with_app(FailingStores::Panicking, |app| app.pages = Some(fixtures::pages()));
     let unknown = server.send_request(get_request("/shop/nothing", "X-Request-Id: 1\r\n")).await;
     for page in ["consent", "account/applications"] {
@@ -234,7 +234,7 @@ async fn without_clients_there_are_no_pages_for_them() {
 }
 
 #[tokio::test]
-async fn without_clients_another_site_cannot_ask_for_a_logout() {
+async fn another_site_cannot_ask_for_a_logout_in_an_app_without_clients() {
     let server = TestServer::with_app(FailingStores::Panicking, |app| app.pages = Some(fixtures::pages()));
     let opened = TestBrowser::open_page(&server).await;
     let asked = "client_id=grafana&post_logout_redirect_uri=https%3A%2F%2Fevil.example&state=a&ui_locales=de";
@@ -252,10 +252,10 @@ async fn without_clients_another_site_cannot_ask_for_a_logout() {
 }
 
 #[tokio::test]
-async fn a_form_of_another_site_does_not_replace_the_browser_cookie() {
+async fn a_form_from_another_site_does_not_replace_the_browser_cookie() {
     let server = server(FailingStores::Panicking);
     let opened = TestBrowser::open_page(&server).await;
-    // Browsers send no cookie with the form of another site.
+    // Browsers send no cookie with a form from another site.
     for page in PAGES.into_iter().chain(["continue"]) {
         let path = format!("/shop/{page}");
         let reply = post_form(&server, &path, "Origin: https://evil.example\r\n", FORM).await;
@@ -266,7 +266,7 @@ async fn a_form_of_another_site_does_not_replace_the_browser_cookie() {
 }
 
 #[tokio::test]
-async fn a_cookie_of_a_neighbouring_host_that_is_not_ascii_does_no_harm() {
+async fn a_non_ascii_cookie_of_a_neighbouring_host_does_no_harm() {
     let server = server(FailingStores::Panicking);
     let opened = TestBrowser::open_page(&server).await;
     let cookies = opened.cookie.replacen("Cookie: ", "Cookie: n=J\u{f6}rg; ", 1);
@@ -275,7 +275,7 @@ async fn a_cookie_of_a_neighbouring_host_that_is_not_ascii_does_no_harm() {
     assert_eq!(hidden_field(&reply.body, "csrf"), opened.csrf);
 }
 
-/// The session cookie of a user at this age.
+/// A session cookie of this age for this user.
 fn session_cookie(app: &App, user: u128, age: Duration) -> String {
     let issued_ms = u64::try_from((Env::system().now() - age).unix_timestamp_nanos() / 1_000_000).unwrap();
     let (user, session) = (UserId(Uuid::from_u128(user)), SessionId(Uuid::from_u128(9)));
@@ -283,14 +283,14 @@ fn session_cookie(app: &App, user: u128, age: Duration) -> String {
 }
 
 #[tokio::test]
-async fn an_old_cookie_of_an_unknown_key_is_no_session() {
+async fn an_old_cookie_signed_with_an_unknown_key_is_no_session() {
     let server = server(FailingStores::Panicking);
     // The App was deleted and created again, so the numbers of its keys begin with 1 again.
-    let mut former = fixtures::rendered("shop");
-    former.keys.hmac = vec![fixtures::hmac_key("h2", 2, KeyState::Active)];
-    let former = fixtures::app(former);
+    let mut deleted_app = fixtures::rendered("shop");
+    deleted_app.keys.hmac = vec![fixtures::hmac_key("h2", 2, KeyState::Active)];
+    let deleted_app = fixtures::app(deleted_app);
     let get = async |path: &str, age: Duration| {
-        let cookie = format!("Cookie: {}\r\n", session_cookie(&former, 7, age));
+        let cookie = format!("Cookie: {}\r\n", session_cookie(&deleted_app, 7, age));
         server.send_request(get_request(&format!("/shop/{path}"), &cookie)).await
     };
     for page in ["login", "confirm", "logout"] {
@@ -306,7 +306,7 @@ async fn an_old_cookie_of_an_unknown_key_is_no_session() {
 }
 
 #[tokio::test]
-async fn a_form_of_the_account_of_another_user_changes_nothing() {
+async fn an_account_form_of_another_user_changes_nothing() {
     let server = server(FailingStores::Panicking);
     let opened = TestBrowser::open_page(&server).await;
     let app = server.state.apps.get("shop").unwrap();
@@ -318,7 +318,7 @@ async fn a_form_of_the_account_of_another_user_changes_nothing() {
         let reply = post_form(&server, &format!("/shop/{page}"), &headers, &body).await;
         assert_eq!((reply.status, reply.header("location")), (303, Some("/shop/account")), "{page}");
     }
-    // Without a session, this form leads to the login, like every other form.
+    // Without a session, this form leads to the login, as all account forms do.
     let body = format!("{FORM}&csrf={}&user={field}", opened.csrf);
     let reply = post_form(&server, "/shop/account/delete", &format!("{}{ORIGIN}", opened.cookie), &body).await;
     assert!(reply.header("location").unwrap().starts_with("/shop/login?tx="), "{}", reply.body);
@@ -375,7 +375,7 @@ async fn a_form_without_a_session_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_form_is_bounded_and_names_each_field_once() {
+async fn a_form_that_is_too_large_or_repeats_a_field_is_refused() {
     let server = server(FailingStores::Panicking);
     let opened = TestBrowser::open_page(&server).await;
     let headers = format!("{}{ORIGIN}", opened.cookie);
@@ -433,7 +433,7 @@ async fn a_hostile_transaction_is_refused() {
     let good = server.send_request(get_request(&format!("/shop/login?tx={tx}"), &own.cookie)).await;
     assert_eq!((good.status, hidden_field(&good.body, "tx")), (200, tx.as_str()));
 
-    let mut hostile: Vec<String> = (0..tx.len()).step_by(tx.len() / 30).map(|at| changed(&tx, at)).collect();
+    let mut hostile: Vec<String> = (0..tx.len()).step_by(tx.len() / 30).map(|at| replace_char(&tx, at)).collect();
     hostile.extend((1..8).map(|cut| tx[..tx.len() - cut].to_owned()));
     hostile.extend([
         "x".to_owned(),
@@ -471,8 +471,8 @@ async fn a_hostile_transaction_is_refused() {
     assert_page_error(&not_utf_8, 400, "invalid_request");
 }
 
-/// The text with another character at this position.
-fn changed(text: &str, at: usize) -> String {
+/// The text with a different character at this index.
+fn replace_char(text: &str, at: usize) -> String {
     let other = if text.as_bytes()[at] == b'A' { 'B' } else { 'A' };
     text.char_indices().map(|(index, char)| if index == at { other } else { char }).collect()
 }
@@ -634,7 +634,7 @@ async fn a_social_login_that_cannot_start_returns_to_the_login_page() {
     assert_eq!((login.status, login.header("location")), (303, Some("/shop/login?error=temporarily_unavailable")));
     assert!(login.header("set-cookie").unwrap().contains("=; Max-Age=0;"), "the login has ended");
 
-    // All other calls get JSON: a call with a `state` that no page has encrypted, and a call of an application.
+    // All other calls get JSON: a call with a `state` that no page has encrypted, and a call from an application.
     let (url, _) = redirect.split_once("&state=").unwrap();
     let refused = server.send_request(get_request(&format!("{url}&state=x"), "")).await;
     refused.assert_refused(400, "redirect_url_not_allowed");

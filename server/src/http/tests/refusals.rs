@@ -43,16 +43,16 @@ async fn a_client_that_ignores_retry_after_waits_for_its_refusals() {
 }
 
 /// Adds a GitHub provider and a redirect URL to an App.
-fn with_github(document: &mut RenderedApp) {
+fn add_github(document: &mut RenderedApp) {
     document.redirect_urls = vec!["https://shop.example.com/done".parse().unwrap()];
     let settings = json!({ "preset": "github", "clientID": "x", "secret": "s" });
     let provider = json!({ "name": "github", "resource": "github", "linkByEmail": false, "settings": settings });
     document.providers = vec![serde_json::from_value(provider).unwrap()];
 }
 
-/// Begins a flow, and returns the request of its callback.
+/// Begins a flow, and returns the request to its callback.
 async fn github_callback() -> String {
-    let redirect = TestServer::with_app(FailingStores::Overloaded, with_github)
+    let redirect = TestServer::with_app(FailingStores::Overloaded, add_github)
         .send_request(get_request("/shop/github/redirect", ""))
         .await;
     assert_eq!(redirect.status, 302, "{}", redirect.body);
@@ -67,7 +67,7 @@ async fn a_callback_that_is_refused_before_its_state_is_used_is_held_like_other_
     for (stores, error) in
         [(FailingStores::Limited, "rate_limited"), (FailingStores::Unavailable, "temporarily_unavailable")]
     {
-        let server = TestServer::with_app(stores, with_github);
+        let server = TestServer::with_app(stores, add_github);
         let refused = async |last| {
             let began = tokio::time::Instant::now();
             let reply = exchange(server.connect_from(server.public(), last), callback.as_bytes()).await;

@@ -235,8 +235,8 @@ fn invalid_fields(code: FieldCode) -> PageError {
     PageError { fields, ..PageError::new(ErrorCode::InvalidRequest) }
 }
 
-/// Calls `check` with the pages: the name of the template, the error and the HTML. Every view is shown without an error
-/// and with every field refused, and two views with every error.
+/// Calls `check` for each page, with the name of the template, the error and the HTML. Renders every view without an
+/// error and with all fields refused, and two views with every error.
 fn for_each_page(text: &str, mut check: impl FnMut(&str, Option<&PageError>, &str)) {
     let names = provider_names();
     for (with_logo, tx) in [(false, None), (true, Some(text))] {
@@ -277,7 +277,7 @@ fn tags(html: &str) -> Vec<&str> {
     html.split('<').skip(1).map(|rest| rest.split('>').next().unwrap_or_default()).collect()
 }
 
-/// The value of an attribute of a tag. Tests only: it relies on the form in which the templates write attributes.
+/// The value of a tag's attribute. Supports only the form in which the templates write attributes.
 fn attribute<'a>(tag: &'a str, name: &str) -> Option<&'a str> {
     let (_, rest) = tag.split_once(&format!(" {name}=\""))?;
     rest.split('"').next()
@@ -344,7 +344,7 @@ fn hostile_values_never_become_markup() {
 }
 
 #[test]
-fn own_texts_never_become_markup() {
+fn an_apps_own_texts_never_become_markup() {
     let hostile = |(id, text): (&String, &Text)| (id.clone(), format!("{HOSTILE}{text}").parse().unwrap());
     let (branding, names) = (branding("The Shop", false), provider_names());
     let refused = invalid_fields(FieldCode::Invalid);
@@ -365,7 +365,7 @@ fn own_texts_never_become_markup() {
 }
 
 #[test]
-fn only_responses_to_clients_and_password_fields_have_a_script_and_no_page_has_an_inline_style() {
+fn only_password_pages_and_responses_to_clients_have_a_script_and_no_page_has_an_inline_style() {
     let tag = |script: &Asset| format!("script src=\"/assets/{}\" defer", script.name);
     for_each_page(ORDINARY, |name, _, html| {
         let scripts: Vec<&str> = tags(html).into_iter().filter(|tag| tag.starts_with("script")).collect();
@@ -455,8 +455,8 @@ fn every_password_field_has_a_button_that_is_hidden_without_scripts() {
     assert!(with_fields.iter().map(String::as_str).eq(expected.map(|name| format!("{name}.html"))), "{with_fields:?}");
 }
 
-/// A shown password is in a text field. Browsers can send what is in a text field to a service that checks the spelling
-/// or completes sentences, and phones can change it.
+/// While a password is shown, its field is a text field. Browsers can send the content of a text field to a service
+/// that checks the spelling or completes sentences, and phones can change the content.
 #[test]
 fn no_browser_corrects_or_completes_a_password() {
     for_each_page(ORDINARY, |name, _, html| {

@@ -1,5 +1,6 @@
-//! The `UserAdministration` port. A change is a transaction of small statements (docs/decisions/0032); a page is one
-//! statement. All calls of administrators together use only a part of the pool (`begin_administration`).
+//! The `UserAdministration` port. Each change is a transaction of small statements (docs/decisions/0032). A page of a
+//! list is read with one statement. All calls of administrators together use only a part of the pool
+//! (`begin_administration`).
 
 use latchkey_crds::types::AppId;
 

@@ -22,7 +22,7 @@ pub(super) struct CallConnection {
     deadline: Instant,
     postgres: PostgresStore,
     span: Span,
-    /// Present in a call of an administrator, and in a call of the workers of webhooks.
+    /// Present in calls of administrators and of the webhook workers.
     _permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -75,7 +75,7 @@ impl PostgresStore {
         let started = Instant::now();
         let mut acquired = self.shared.acquire().await;
         if let Err(error) = &acquired
-            && error.is_about_the_url()
+            && error.may_succeed_with_new_url()
             && self.reread_url(true)
         {
             acquired = self.shared.acquire().await;

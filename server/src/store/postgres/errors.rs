@@ -1,4 +1,4 @@
-//! Errors of calls to Postgres, by kind. They contain no value of a statement.
+//! Errors of calls to Postgres, by kind. They contain no values from statements.
 
 use std::io;
 
@@ -28,7 +28,7 @@ pub enum CallErrorKind {
     Unexpected,
 }
 
-/// Why a call failed. Messages of Postgres quote values (`Key (email)=(…)`), so only the SQLSTATE is kept.
+/// Why a call failed. Messages from Postgres quote values (`Key (email)=(…)`), so only the SQLSTATE is kept.
 #[derive(Debug, thiserror::Error)]
 #[error("{}{}", .kind.as_str(), .code.as_deref().map(|code| format!(", SQLSTATE {code}")).unwrap_or_default())]
 pub struct CallError {
@@ -113,7 +113,7 @@ impl CallError {
     }
 
     /// Whether the call may succeed with a new URL.
-    pub(super) fn is_about_the_url(&self) -> bool {
+    pub(super) fn may_succeed_with_new_url(&self) -> bool {
         matches!(
             self.kind,
             CallErrorKind::AccessDenied | CallErrorKind::Connection | CallErrorKind::Tls | CallErrorKind::PoolTimeout

@@ -1,8 +1,8 @@
 //! Groups and their members. The table `groups` has the groups that administrators manage. The table `group_members`
 //! has the memberships, including those from providers.
 //!
-//! Every change of memberships locks the users first, in the order of their ids, and then the group. `groups_version`
-//! of a user rises with every change of the user's memberships, and an outbox row propagates the groups to Redis.
+//! Every change to memberships locks the users first, in the order of their ids, and then the group. Every change to a
+//! user's memberships raises the user's `groups_version`, and an outbox row propagates the groups to Redis.
 
 use latchkey_crds::types::{AppId, GroupName};
 use time::OffsetDateTime;

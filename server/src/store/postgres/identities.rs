@@ -48,10 +48,10 @@ async fn insert(
     Ok(inserted.rows_affected() > 0)
 }
 
-/// Removes the data that the former owner has added to an account, after another person has proved to be the owner of
-/// the account's email address: all identities, the memberships in groups that Providers reported, and the consents.
-/// `event` is the event of this change: the events of the memberships have the same origin. The transaction has locked
-/// the user.
+/// Removes what the former owner has added to an account: all identities, the memberships in groups that Providers
+/// reported, and the consents. Called after another person has proved to be the owner of the account's email address.
+/// `event` is the event of this change: the events of the memberships get the same origin. The transaction must have
+/// locked the user.
 pub(super) async fn delete_of_user(
     connection: &mut PgConnection,
     app: &AppId,

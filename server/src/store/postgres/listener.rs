@@ -21,7 +21,7 @@ const LISTENER_TIMEOUT: Duration = Duration::from_secs(3);
 /// The time between a failure of the listener and the next attempt to listen.
 const LISTENER_RETRY_DELAY: Duration = Duration::from_secs(5);
 
-/// The channel of NOTIFY for outbox rows.
+/// The NOTIFY channel for outbox rows.
 const OUTBOX_CHANNEL: &str = "latchkey_outbox";
 
 /// Signals `outbox` when servers enqueue rows. Sends the appID, a slash and the name of a webhook to `new_events` when
@@ -45,7 +45,7 @@ pub(super) async fn listen(pool: PgPool, outbox: Arc<Notify>, new_events: broadc
     }
 }
 
-/// Sets `is_failing` to false as soon as the listening works.
+/// Listens until an error occurs. Sets `is_failing` to false as soon as listening works.
 async fn listen_until_error(
     pool: &PgPool,
     outbox: &Notify,

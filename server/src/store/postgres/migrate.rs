@@ -28,7 +28,7 @@ const LOCK_TABLE_ATTEMPTS: u32 = 5;
 /// How often a program that waits for the lock tries to get it.
 const LOCK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Why a migration failed. The message contains no data of the database.
+/// Why a migration failed. The message contains no data from the database.
 #[derive(Debug, thiserror::Error)]
 pub enum MigrationError {
     #[error(transparent)]
@@ -56,8 +56,8 @@ pub async fn migrate(url: &UrlSource) -> Result<(), MigrationError> {
             Err(_) => Err(MigrationError::Unreachable(CallError::deadline())),
         }
     };
-    // The lock is a row that a transaction on its own connection keeps locked, because session locks do not work behind
-    // poolers.
+    // The lock is a row that a transaction on a separate connection keeps locked, because session locks do not work
+    // behind poolers.
     let mut lock = connect().await?;
     create_lock_table(&mut lock).await.map_err(|error| MigrationError::StatementFailed(CallError::from(&error)))?;
     info!("waiting for the migration lock");
@@ -90,10 +90,10 @@ async fn create_lock_table(connection: &mut PgConnection) -> Result<(), sqlx::Er
     }
 }
 
-/// Begins the transaction that holds the lock. While this function waits for the lock, no statement runs: CREATE INDEX
-/// CONCURRENTLY, in the program that holds the lock, waits for the end of every older statement. For the same reason,
-/// the statements use the simple query protocol. With the extended protocol, a snapshot can last until the transaction
-/// ends.
+/// Begins the transaction that holds the lock. While this function waits for the lock, no statement runs, because
+/// CREATE INDEX CONCURRENTLY in the program that holds the lock waits for the end of every older statement. For the
+/// same reason, the statements use the simple query protocol: with the extended protocol, a snapshot can last until the
+/// transaction ends.
 async fn acquire_lock(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
     // The transaction is idle while the migrations run.
     const BEGIN: &str = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = 0";
@@ -143,8 +143,8 @@ async fn apply(connection: &mut PgConnection) -> Result<(), MigrationError> {
     Ok(())
 }
 
-/// Drops the indexes that failed migrations have left. If CREATE INDEX CONCURRENTLY fails, it leaves an invalid index,
-/// and IF NOT EXISTS would find this index when the migration runs again. Indexes of applied migrations stay.
+/// Drops the indexes that failed migrations have left behind. If CREATE INDEX CONCURRENTLY fails, it leaves an invalid
+/// index, and IF NOT EXISTS would find this index when the migration runs again. Indexes of applied migrations stay.
 async fn drop_invalid_indexes(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
     let has_applied: bool =
         sqlx::query_scalar("SELECT to_regclass('_sqlx_migrations') IS NOT NULL").fetch_one(&mut *connection).await?;
@@ -175,7 +175,7 @@ async fn drop_invalid_indexes(connection: &mut PgConnection) -> Result<(), sqlx:
     Ok(())
 }
 
-/// Creates the partitions of audit events ahead of time. Servers do this too if their role permits it.
+/// Creates partitions of audit events in advance. Servers do this too if their role permits it.
 async fn create_audit_partitions(connection: &mut PgConnection) -> Result<(), MigrationError> {
     let made: i32 = sqlx::query_scalar("SELECT latchkey_audit_make_months($1)")
         .bind(MONTHS_AHEAD)

@@ -22,14 +22,14 @@ const PING_AFTER_IDLE: Duration = Duration::from_secs(5);
 const PING_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a connection can take to return to the pool after its use.
 const RETURN_TIME: Duration = Duration::from_secs(1);
-/// How often the file of the URL is read, so that a rotated password is used before the old password stops working.
+/// How often the file with the URL is read, so that a rotated password is used before the old password stops working.
 const URL_READ_INTERVAL: Duration = Duration::from_secs(10);
 /// Connections are replaced at this age, so that new connections also go to Postgres servers that were added.
 const MAX_LIFETIME: Duration = Duration::from_secs(30 * 60);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(5 * 60);
-/// Runs once on each new connection. The settings are a statement, because poolers reject startup parameters. Behind a
-/// pooler in transaction mode, the settings stay on the server connection that they reached, so a call can run without
-/// the settings. This is harmless, because the module `call` limits the time of every call itself.
+/// Runs once on each new connection. The settings are sent as a statement, because poolers reject startup parameters.
+/// Behind a pooler in transaction mode, the settings stay on the server connection that they reached, so a call can run
+/// without the settings. This is harmless, because the module `call` limits the time of every call itself.
 const SESSION_SETTINGS: &str = "SET statement_timeout = 5000; SET idle_in_transaction_session_timeout = 10000";
 
 /// The URL cannot be read or is not a Postgres URL. The message does not contain the URL.

@@ -33,9 +33,10 @@ mod upkeep;
 
 pub(super) use insert::insert;
 
-/// The channel of NOTIFY. The payload is the appID, a slash and the name of the webhook.
+/// The NOTIFY channel. The payload is the appID, a slash and the name of the webhook.
 pub(super) const CHANNEL: &str = "latchkey_webhooks";
-/// Maximum number of unread messages of a subscriber of `subscribe_to_new_events`. A slower subscriber misses messages.
+/// Maximum number of unread messages of one subscriber (`subscribe_to_new_events`). A slower subscriber misses
+/// messages.
 pub(super) const SUBSCRIBER_CAPACITY: usize = 64;
 /// After this number of failures in a row, the events of a webhook are sent one at a time, with a pause after each
 /// failure.
@@ -93,7 +94,7 @@ macro_rules! event_query {
 }
 use event_query;
 
-/// Returns the names of the event kinds that this server can deliver. A newer server may have queued others.
+/// Returns the names of the event kinds that this server can deliver. A newer server may have queued other kinds.
 fn known_kinds() -> Vec<String> {
     let kinds = EventKind::ALL.into_iter().filter(|kind| kind.webhook_event().is_some());
     kinds.map(|kind| kind.as_str().to_owned()).collect()

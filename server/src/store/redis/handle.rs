@@ -61,7 +61,7 @@ impl RedisStore {
         Self { shared: Arc::new(shared), clock_offset }
     }
 
-    /// Returns a handle over the same connections with a clock that is `by` ahead.
+    /// Returns a handle over the same connections, with `by` added to the clock offset.
     pub fn with_clock_ahead(&self, by: time::Duration) -> Self {
         Self { shared: Arc::clone(&self.shared), clock_offset: self.clock_offset + by }
     }

@@ -27,7 +27,7 @@ async fn change(fixture: &Fixture, change: UserChange) -> ChangeOutcome {
     fixture.stores.change_user(&fixture.app, change).await.unwrap()
 }
 
-async fn changed(fixture: &Fixture, of: UserChange) -> ChangedByAdministrator {
+async fn expect_changed(fixture: &Fixture, of: UserChange) -> ChangedByAdministrator {
     match change(fixture, of).await {
         ChangeOutcome::Changed(changed) => *changed,
         other => panic!("{other:?}"),
@@ -52,7 +52,7 @@ async fn last_event(fixture: &Fixture) -> (String, serde_json::Value) {
     (kind, fields.unwrap_or(json!(null)))
 }
 
-/// A change whose event is newer than all earlier events.
+/// A change with an event that is newer than all earlier events.
 fn a_later_change(user: UserId, seconds: i64) -> UserChange {
     let at = CHANGED_AT + time::Duration::seconds(seconds);
     let mut change = a_change(user);
@@ -61,7 +61,7 @@ fn a_later_change(user: UserId, seconds: i64) -> UserChange {
 }
 
 #[tokio::test]
-async fn a_change_writes_the_difference_and_names_its_fields_in_order() {
+async fn a_change_writes_only_the_difference_and_its_event_names_the_changed_fields_in_order() {
     let fixture = Fixture::new().await;
     let user = create(&fixture, a_new_user("ada@example.com")).await;
     let of = UserChange {
@@ -72,7 +72,7 @@ async fn a_change_writes_the_difference_and_names_its_fields_in_order() {
         name: Some(a_name("Grace Hopper")),
         ..a_change(user.id)
     };
-    let ChangedByAdministrator { user: after, epoch_change, profile_row } = changed(&fixture, of.clone()).await;
+    let ChangedByAdministrator { user: after, epoch_change, profile_row } = expect_changed(&fixture, of.clone()).await;
     assert_eq!(after.name, "Grace Hopper");
     assert_eq!(after.external_id, Some(an_external_id("crm:1")));
     assert_eq!(after.metadata, Some(metadata(json!({ "plan": "gold" }))));
@@ -96,7 +96,7 @@ async fn a_change_writes_the_difference_and_names_its_fields_in_order() {
 
     let of =
         UserChange { external_id: Some(None), metadata: Some(None), name: Some(None), ..a_later_change(user.id, 1) };
-    let after = changed(&fixture, of).await.user;
+    let after = expect_changed(&fixture, of).await.user;
     assert_eq!((after.name.as_str(), after.external_id, after.metadata), ("", None, None));
     assert_eq!(last_event(&fixture).await, ("user_changed".to_owned(), json!(["name", "metadata", "external_id"])));
 }
@@ -113,7 +113,7 @@ async fn numbers_in_another_notation_do_not_change_metadata() {
     let of = UserChange { metadata: Some(Some(same)), ..a_change(user.id) };
     assert!(matches!(change(&fixture, of).await, ChangeOutcome::Unchanged(_)));
     let of = UserChange { metadata: Some(Some(metadata(json!({})))), ..a_change(user.id) };
-    let after = changed(&fixture, of).await;
+    let after = expect_changed(&fixture, of).await;
     assert_eq!(after.user.metadata, Some(metadata(json!({}))));
     assert!(after.profile_row.is_none() && after.epoch_change.is_none(), "metadata are not part of the profile");
 }
@@ -126,7 +126,7 @@ async fn a_new_address_takes_effect_immediately_and_the_former_address_gets_a_no
         .execute("UPDATE users SET pending_email = 'p@example.com', pending_email_canonical = 'p@example.com'")
         .await;
     let of = UserChange { email: Some(an_email("Eva@example.com")), ..a_change(user.id) };
-    let ChangedByAdministrator { user: after, epoch_change, profile_row } = changed(&fixture, of).await;
+    let ChangedByAdministrator { user: after, epoch_change, profile_row } = expect_changed(&fixture, of).await;
     assert_eq!(after.email, Some(an_email("Eva@example.com")));
     assert!(!after.email_verified && after.pending_email.is_none());
     assert_eq!(after.state(), UserState::Unverified);
@@ -142,7 +142,7 @@ async fn a_new_address_takes_effect_immediately_and_the_former_address_gets_a_no
         email_verified: Some(true),
         ..a_later_change(user.id, 1)
     };
-    let after = changed(&fixture, of).await;
+    let after = expect_changed(&fixture, of).await;
     assert!(after.user.email_verified);
     assert_eq!(after.epoch_change.unwrap().epoch, Epoch(3));
     assert_eq!(outbox_kinds(&fixture).await, ["epoch"]);
@@ -157,7 +157,7 @@ async fn another_spelling_of_the_address_keeps_the_verification_and_the_epoch() 
         .execute("UPDATE users SET pending_email = 'p@example.com', pending_email_canonical = 'p@example.com'")
         .await;
     let of = UserChange { email: Some(an_email("Ada@Example.com")), ..a_change(user.id) };
-    let ChangedByAdministrator { user: after, epoch_change, profile_row } = changed(&fixture, of).await;
+    let ChangedByAdministrator { user: after, epoch_change, profile_row } = expect_changed(&fixture, of).await;
     assert_eq!(after.email.unwrap().as_str(), "Ada@Example.com");
     assert!(after.email_verified && after.pending_email.is_some());
     assert!(epoch_change.is_none() && profile_row.is_some());
@@ -171,7 +171,7 @@ async fn a_change_of_email_verified_raises_the_epoch() {
     let user = create(&fixture, a_new_user("ada@example.com")).await;
     for (verified, epoch) in [(false, 2), (true, 3)] {
         let of = UserChange { email_verified: Some(verified), ..a_later_change(user.id, epoch) };
-        let after = changed(&fixture, of).await;
+        let after = expect_changed(&fixture, of).await;
         assert_eq!((after.user.email_verified, after.epoch_change.unwrap().epoch), (verified, Epoch(epoch)));
         assert_eq!(last_event(&fixture).await, ("user_changed".to_owned(), json!(["email_verified"])));
     }
@@ -193,10 +193,10 @@ async fn verifying_a_contested_account_removes_its_password() {
     assert_eq!(read(&fixture, user.id).await.version, Version(2), "the account is contested already");
 
     let of = UserChange { name: Some(None), ..a_later_change(user.id, 1) };
-    let after = changed(&fixture, of).await.user;
+    let after = expect_changed(&fixture, of).await.user;
     assert!(after.contested && after.password_hash.is_some());
     let of = UserChange { email_verified: Some(true), ..a_later_change(user.id, 2) };
-    let after = changed(&fixture, of).await.user;
+    let after = expect_changed(&fixture, of).await.user;
     assert!(!after.contested && after.password_hash.is_none() && after.email_verified);
 }
 
@@ -205,12 +205,12 @@ async fn disabling_raises_the_epoch_and_enabling_does_not() {
     let fixture = Fixture::new().await;
     let user = create(&fixture, a_new_user("ada@example.com")).await;
     let of = UserChange { disabled: Some(true), name: Some(None), ..a_later_change(user.id, 1) };
-    let after = changed(&fixture, of).await;
+    let after = expect_changed(&fixture, of).await;
     assert!(after.user.disabled);
     assert_eq!(after.epoch_change, Some(EpochChange { user: user.id, epoch: Epoch(2), kept_session: None }));
     assert_eq!(last_event(&fixture).await, ("user_disabled".to_owned(), json!(["name", "disabled"])));
     let of = UserChange { disabled: Some(false), ..a_later_change(user.id, 2) };
-    let after = changed(&fixture, of).await;
+    let after = expect_changed(&fixture, of).await;
     assert!(!after.user.disabled && after.epoch_change.is_none() && after.profile_row.is_none());
     assert_eq!(after.user.version, Version(3));
     assert_eq!(last_event(&fixture).await, ("user_enabled".to_owned(), json!(["disabled"])));
@@ -250,11 +250,11 @@ async fn a_refused_change_writes_nothing() {
     assert_eq!(digest(&fixture).await, before);
 
     let of = UserChange { name, if_version: Some(Version(1)), ..a_change(ada) };
-    changed(&fixture, of).await;
+    expect_changed(&fixture, of).await;
 }
 
 #[tokio::test]
-async fn one_of_several_concurrent_changes_at_one_version_applies() {
+async fn only_one_of_several_concurrent_changes_to_the_same_version_applies() {
     let fixture = Fixture::new().await;
     let user = create(&fixture, a_new_user("ada@example.com")).await.id;
     let mut tasks = JoinSet::new();
@@ -418,7 +418,7 @@ async fn a_mail_is_not_queued_if_the_user_can_no_longer_get_it() {
     }
     assert_eq!(digest(&fixture).await, before, "no mail and no event");
     assert_eq!(queue(without_password, MailKind::Invitation).await, MailOutcome::Queued);
-    changed(&fixture, UserChange { disabled: Some(true), ..a_change(without_password) }).await;
+    expect_changed(&fixture, UserChange { disabled: Some(true), ..a_change(without_password) }).await;
     let before = digest(&fixture).await;
     assert_eq!(queue(without_password, MailKind::Reset).await, MailOutcome::NotPossible);
     assert_eq!(digest(&fixture).await, before);

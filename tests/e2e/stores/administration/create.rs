@@ -115,7 +115,7 @@ async fn the_first_taken_value_is_reported_and_nothing_is_written() {
 }
 
 #[tokio::test]
-async fn one_of_several_concurrent_creations_of_one_address_succeeds_and_the_others_name_the_user_who_got_it() {
+async fn one_of_several_concurrent_creations_with_one_address_succeeds_and_the_others_name_the_user_who_got_it() {
     let fixture = Fixture::new().await;
     let mut tasks = JoinSet::new();
     for number in 0..20 {
@@ -138,7 +138,7 @@ async fn one_of_several_concurrent_creations_of_one_address_succeeds_and_the_oth
 }
 
 #[tokio::test]
-async fn an_app_whose_users_are_being_deleted_gets_no_user() {
+async fn no_user_is_created_while_the_users_of_the_app_are_being_deleted() {
     let fixture = Fixture::new().await;
     start_app_deletion(&fixture).await;
     let new = a_new_user("ada@example.com");

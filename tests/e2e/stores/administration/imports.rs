@@ -45,11 +45,11 @@ async fn import(fixture: &Fixture, users: Vec<NewAdministeredUser>) -> Vec<Impor
     fixture.stores.import_users(&fixture.app, users, false, an_import_event()).await.unwrap()
 }
 
-fn created(users: &[NewAdministeredUser]) -> Vec<ImportOutcome> {
+fn created_outcomes(users: &[NewAdministeredUser]) -> Vec<ImportOutcome> {
     users.iter().map(|user| ImportOutcome::Created(user.id)).collect()
 }
 
-fn unchanged(users: &[NewAdministeredUser]) -> Vec<ImportOutcome> {
+fn unchanged_outcomes(users: &[NewAdministeredUser]) -> Vec<ImportOutcome> {
     users.iter().map(|user| ImportOutcome::Unchanged(user.id)).collect()
 }
 
@@ -71,7 +71,7 @@ async fn a_batch_creates_users_with_all_their_values_and_one_event() {
         ..a_line(7)
     };
     batch[8] = NewAdministeredUser { email: None, identities: vec![an_identity("3")], ..a_line(8) };
-    assert_eq!(import(&fixture, batch.clone()).await, created(&batch));
+    assert_eq!(import(&fixture, batch.clone()).await, created_outcomes(&batch));
     assert_eq!(count_users(&fixture).await, 1000);
     let user = read(&fixture, batch[3].id).await;
     assert_eq!((user.external_id, user.email), (batch[3].external_id.clone(), batch[3].email.clone()));
@@ -99,19 +99,19 @@ async fn a_repeated_batch_changes_nothing() {
     // The lines get new ids; the outcome has the ids of the existing users.
     let mut repeated = lines(20);
     repeated[0].email = Some(an_email("other@example.com"));
-    assert_eq!(import(&fixture, repeated).await, unchanged(&first));
+    assert_eq!(import(&fixture, repeated).await, unchanged_outcomes(&first));
     assert_eq!(digest(&fixture).await, before);
 
     let more = lines(22);
     let outcomes = import(&fixture, more.clone()).await;
-    assert_eq!(outcomes[..20], unchanged(&first));
-    assert_eq!(outcomes[20..], created(&more[20..]));
+    assert_eq!(outcomes[..20], unchanged_outcomes(&first));
+    assert_eq!(outcomes[20..], created_outcomes(&more[20..]));
     let counts = json!({ "source": "keycloak", "created": 2, "unchanged": 20, "refused": 0 });
     assert!(events(&fixture).await.iter().any(|event| event.1 == counts));
 }
 
 #[tokio::test]
-async fn a_conflict_names_the_other_user_and_leaves_the_rest_of_the_batch() {
+async fn a_conflict_names_the_other_user_and_does_not_affect_the_rest_of_the_batch() {
     let fixture = Fixture::new().await;
     let by_email = create(&fixture, a_new_user("u1@example.com")).await.id;
     let by_identity =
@@ -142,20 +142,19 @@ async fn a_conflict_names_the_other_user_and_leaves_the_rest_of_the_batch() {
     );
 }
 
-/// If a new user of a line would be refused, the line is not inserted. So no unique index shows that its user already
-/// exists.
+/// A line that would be refused for a new user is not inserted. So no unique index shows that the user already exists.
 #[tokio::test]
-async fn an_existing_user_is_unchanged_although_a_new_user_of_the_line_would_be_refused() {
+async fn an_existing_user_is_unchanged_although_the_line_would_be_refused_for_a_new_user() {
     let fixture = Fixture::new().await;
     let first = lines(2);
     import(&fixture, first[1..].to_vec()).await;
-    // Line 0 is new and has the address that line 1 has, too.
+    // Line 0 is new and has the same address as line 1.
     let mut batch = lines(2);
     batch[1].email = batch[0].email.clone();
     let outcomes = [ImportOutcome::Created(batch[0].id), ImportOutcome::Unchanged(first[1].id)];
     assert_eq!(import(&fixture, batch).await, outcomes);
 
-    // The App has hashes of the maximum number of kinds.
+    // The App has the maximum number of kinds of hashes.
     let full = format!(
         "INSERT INTO hash_classes (app_id, class, weight)
          SELECT '{}', 'bcrypt$' || number, 1 FROM generate_series(4, 7) AS number",
@@ -164,13 +163,13 @@ async fn an_existing_user_is_unchanged_although_a_new_user_of_the_line_would_be_
     fixture.execute(&full).await;
     let (password_hash, foreign_class) = (Some(PasswordHash::new(BCRYPT)), Some("bcrypt$10".parse().unwrap()));
     let with_new_kind = NewAdministeredUser { password_hash, foreign_class, ..a_line(1) };
-    assert_eq!(import(&fixture, vec![with_new_kind.clone()]).await, unchanged(&first[1..]));
+    assert_eq!(import(&fixture, vec![with_new_kind.clone()]).await, unchanged_outcomes(&first[1..]));
     let other = NewAdministeredUser { password_hash: with_new_kind.password_hash, foreign_class, ..a_line(2) };
     assert_eq!(import(&fixture, vec![other]).await, [ImportOutcome::Conflict(UserConflict::TooManyHashKinds)]);
 }
 
 #[tokio::test]
-async fn of_duplicates_in_a_batch_the_first_that_can_be_created_wins() {
+async fn the_first_duplicate_in_a_batch_that_can_be_created_wins() {
     let fixture = Fixture::new().await;
     let existing = create(&fixture, a_new_user("taken@example.com")).await.id;
     let mut batch = lines(8);
@@ -184,7 +183,7 @@ async fn of_duplicates_in_a_batch_the_first_that_can_be_created_wins() {
     // Line 4 has the identity of line 1, and is refused. So line 5 can have the address of line 4.
     batch[4].identities = vec![an_identity("1")];
     batch[5].email = batch[4].email.clone();
-    // The order of the external ids is not the order of the lines.
+    // The order of the external ids differs from the order of the lines.
     batch[6].external_id = Some(an_external_id("z"));
     batch[7].external_id = Some(an_external_id("a"));
     batch[7].email = batch[6].email.clone();
@@ -308,7 +307,7 @@ async fn an_import_gives_up_if_another_import_of_the_app_does_not_end() {
 }
 
 #[tokio::test]
-async fn an_import_during_creations_and_changes_of_the_same_addresses_ends() {
+async fn an_import_does_not_deadlock_with_creations_and_changes_that_use_the_same_addresses() {
     let fixture = Fixture::new().await;
     let mover = create(&fixture, a_new_user("mover@example.com")).await.id;
     let mut tasks = JoinSet::new();
@@ -331,7 +330,7 @@ async fn an_import_during_creations_and_changes_of_the_same_addresses_ends() {
     let users = all_pages(&fixture, &UserFilter::EmailPrefix("u".to_owned()), 500).await;
     let addresses: BTreeSet<_> = users.iter().map(|user| user.email.as_ref().unwrap().canonical().to_owned()).collect();
     assert_eq!(users.len(), addresses.len());
-    // A line is refused if the moving user has its address at that moment.
+    // A line is refused if the moving user has the line's address at that moment.
     assert!((490..=500).contains(&users.len()), "{}", users.len());
 }
 
@@ -352,7 +351,7 @@ async fn an_interrupted_batch_creates_nobody_and_can_be_repeated() {
     // The users are created, but the response is lost.
     proxy.set_trap(Trap::After(b"COMMIT".to_vec()));
     assert_unavailable(via_proxy.import_users(&fixture.app, batch.clone(), false, an_import_event()).await);
-    assert_eq!(import(&fixture, lines(200)).await, unchanged(&batch));
+    assert_eq!(import(&fixture, lines(200)).await, unchanged_outcomes(&batch));
     assert_eq!((count_users(&fixture).await, events(&fixture).await.len()), (200, 1));
 }
 
@@ -416,7 +415,7 @@ async fn an_import_has_at_least_half_the_rate_of_plain_inserts() {
 }
 
 #[tokio::test]
-async fn an_app_whose_users_are_being_deleted_imports_nobody() {
+async fn nobody_is_imported_while_the_users_of_the_app_are_being_deleted() {
     let fixture = Fixture::new().await;
     start_app_deletion(&fixture).await;
     for dry_run in [false, true] {

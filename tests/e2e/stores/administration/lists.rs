@@ -98,7 +98,7 @@ async fn a_user_is_found_by_email_address_external_id_and_subject() {
 }
 
 #[tokio::test]
-async fn a_user_to_whom_several_states_apply_is_listed_under_the_first() {
+async fn a_user_with_several_states_is_listed_under_the_first() {
     let fixture = Fixture::new().await;
     let mut users = Vec::new();
     for number in 0..8 {
@@ -173,7 +173,7 @@ async fn name_prefixes_ignore_case_and_users_with_the_same_name_are_all_listed()
 /// With the locale C, as in the databases of the other tests, Postgres lowers only ASCII letters. So this test creates
 /// a database with another locale.
 #[tokio::test]
-async fn in_a_database_with_a_unicode_locale_name_prefixes_ignore_the_case_of_all_letters() {
+async fn name_prefixes_ignore_the_case_of_all_letters_in_a_database_with_a_unicode_locale() {
     let server = PostgresServer::shared().await;
     let name = format!("u_{:016x}", rand::random::<u64>());
     let create_database = format!("CREATE DATABASE {name} TEMPLATE template0 LC_COLLATE 'C.UTF-8' LC_CTYPE 'C.UTF-8'");

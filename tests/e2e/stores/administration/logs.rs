@@ -232,7 +232,7 @@ async fn an_app_sees_and_retries_only_its_own_dead_letters() {
 }
 
 #[tokio::test]
-async fn calls_of_administrators_use_a_quarter_of_the_pool() {
+async fn calls_from_administrators_use_at_most_a_quarter_of_the_pool() {
     let fixture = Fixture::new().await;
     for (max_connections, administrators) in [(4, 2), (16, 4)] {
         let options = postgres::Options {
@@ -257,7 +257,7 @@ async fn calls_of_administrators_use_a_quarter_of_the_pool() {
         };
         eventually("the calls wait in Postgres", LIMIT, async || (waiting().await >= administrators).then_some(()))
             .await;
-        // Calls of users still get a connection.
+        // Calls from users still get a connection.
         stores.backlog().await.unwrap();
         assert_eq!(waiting().await, administrators);
         for call in calls {

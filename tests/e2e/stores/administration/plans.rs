@@ -1,5 +1,5 @@
-//! The plans of the statements in an App with many users: no page reads or sorts more rows than it returns. Postgres
-//! logs the plan of each statement with the numbers of rows that it read (auto_explain).
+//! Query plans in an App with many users: no page reads or sorts more rows than it returns. Postgres logs the plan of
+//! each statement with the numbers of rows that it read (auto_explain).
 
 use std::{fs, path::Path};
 
@@ -35,10 +35,10 @@ const EXECUTIONS: usize = 8;
 /// Maximum number of rows that a node of a plan can read or return for a page.
 const MAX_ROWS: f64 = 2.0 * LIMIT as f64;
 /// The number of dead letters that one call retries.
-const RETRIED: u32 = 100;
+const LETTERS_PER_RETRY: u32 = 100;
 /// Maximum number of rows that a node of the plan of a retry can read or return. An App has at most eight webhooks, and
 /// a retry looks for each id in each of them.
-const MAX_RETRY_ROWS: f64 = 20.0 * RETRIED as f64;
+const MAX_RETRY_ROWS: f64 = 20.0 * LETTERS_PER_RETRY as f64;
 /// The members of a deleted group are removed in batches of 200 users. This is the maximum number of rows that a node
 /// of the plan of one batch can read or return.
 const MAX_REMOVAL_ROWS: f64 = 2.0 * 200.0;
@@ -46,7 +46,7 @@ const MAX_REMOVAL_ROWS: f64 = 2.0 * 200.0;
 /// Inserts two Apps. `big` has 100,000 users, of which the last ones are unverified, contested or disabled. In
 /// `skewed`, all 20,000 users are disabled, which misleads the estimates of the planner. The eight webhooks of `big`
 /// have 100,000 dead letters.
-const ROWS: &str = "
+const INSERT_ROWS: &str = "
     INSERT INTO users
         (app_id, id, email, email_canonical, email_verified_at, name, disabled_at, contested, external_id, created_at,
             updated_at)
@@ -148,7 +148,7 @@ impl BigApp {
         let server = Postgres::start(Options { settings, ..Options::for_tests() }).await.unwrap();
         let database = server.database().await.unwrap();
         let mut connection = database.connect().await.unwrap();
-        sqlx::raw_sql(AssertSqlSafe(ROWS.to_owned())).execute(&mut connection).await.unwrap();
+        sqlx::raw_sql(AssertSqlSafe(INSERT_ROWS.to_owned())).execute(&mut connection).await.unwrap();
         // VACUUM cannot run in the transaction that several statements in one call share.
         sqlx::raw_sql("VACUUM").execute(&mut connection).await.unwrap();
         let options = postgres::Options {
@@ -291,10 +291,10 @@ async fn check_retries(big: &BigApp) {
     let number = std::sync::atomic::AtomicU32::new(1);
     let most = big
         .most_rows_of(async || {
-            let first = number.fetch_add(RETRIED, std::sync::atomic::Ordering::Relaxed);
-            let ids = (first..first + RETRIED).map(letter).collect();
+            let first = number.fetch_add(LETTERS_PER_RETRY, std::sync::atomic::Ordering::Relaxed);
+            let ids = (first..first + LETTERS_PER_RETRY).map(letter).collect();
             let retried = big.stores.retry_dead_letters(&big.app, RetrySelection::Ids(ids)).await.unwrap();
-            assert_eq!(retried, u64::from(RETRIED));
+            assert_eq!(retried, u64::from(LETTERS_PER_RETRY));
         })
         .await;
     assert!(most <= MAX_RETRY_ROWS, "a retry by ids: {most}");

@@ -1,4 +1,4 @@
-//! Imports, filters of users, foreign hashes and webhooks: their speed, and how much they slow down other requests.
+//! Imports, user filters, foreign hashes and webhooks: their speed, and how much they slow down other requests.
 //!
 //! All parts run against one server. So the last part can compare the peak memory of the server with its peak memory
 //! under logins only.
@@ -48,13 +48,13 @@ struct Service {
 }
 
 struct Apps {
-    /// An App without foreign hashes, whose users log in.
+    /// An App without foreign hashes. Its users log in.
     ordinary: App,
     /// The App into which users are imported. Its own users log in, too.
     imported: App,
     /// An App in which all users have bcrypt hashes.
     storm: App,
-    /// An App whose users request mails. The receiver of its webhook refuses connections.
+    /// An App with users who request mails. The receiver of its webhook refuses connections.
     mails: App,
     /// An App with a webhook. The receiver of the webhook accepts all events.
     webhooks: App,

@@ -162,8 +162,8 @@ pub(crate) fn hash_function(implementation: Implementation) -> Box<dyn FnMut()> 
 }
 
 /// Measures the time of a hash (two passes) of the reference implementation. Its program computes one hash per process.
-/// So this function compares a process with many passes with a process with two passes: every two additional passes
-/// count as one hash.
+/// So this function runs one process that makes many passes and one that makes two, and takes the difference: every two
+/// additional passes count as one hash.
 fn reference_seconds_per_hash(threads: usize) -> Result<f64> {
     let passes = 2 + 2 * HASHES;
     let long = reference_seconds(threads, passes)?;

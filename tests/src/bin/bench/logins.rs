@@ -42,7 +42,8 @@ const ROUND_TIME: Duration = Duration::from_secs(4);
 const HASH_LOOP_TIME: Duration = Duration::from_secs(2);
 /// Numbers of concurrent logins.
 const IN_FLIGHT: [u32; 5] = [1, 8, 64, 256, 1024];
-/// The number of concurrent logins up to which the memory of the server is bounded. More clients need more connections.
+/// The memory of the server is bounded for at most this number of concurrent logins. More clients need more
+/// connections.
 const MEMORY_IN_FLIGHT: u32 = 256;
 /// Maximum memory of the server with any number of concurrent logins: half of the memory limit in the chart.
 const MAX_MEMORY_MIB: f64 = 128.0;
@@ -123,7 +124,7 @@ pub(crate) async fn run() -> Result<Vec<Bound>> {
     let compared = run_steps(server, app.id(), compared).await?;
     compared.iter().for_each(Step::print);
     let memory_after = server_memory(server)?;
-    // The steps with few logins in flight ran first, because the server keeps memory after the steps with many.
+    // The steps with few logins in flight ran first, because the server keeps memory that the steps with many needed.
     let peak_memory_of =
         |steps: &mut dyn Iterator<Item = &Step>| steps.map(|step| step.peak_memory_mib).fold(memory_before, f64::max);
     let peak_memory = peak_memory_of(&mut steps.iter().filter(|step| step.in_flight <= MEMORY_IN_FLIGHT));

@@ -56,7 +56,7 @@ enum Benchmark {
     Operator,
     /// Ordinary users and Apps during one attack at a time.
     Hostile,
-    /// Imports, filters of users, foreign hashes and webhooks: their speed, and how much they slow down other requests.
+    /// Imports, user filters, foreign hashes and webhooks: their speed, and how much they slow down other requests.
     Administration,
     /// Logins through hosted pages and reads of pages, compared with the JSON API; the size of a page, and the memory
     /// of pages.

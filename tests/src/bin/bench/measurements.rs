@@ -54,7 +54,7 @@ impl Throughput {
         Self { latency: histogram(), took: Duration::ZERO }
     }
 
-    /// Adds the latencies of clients that began at this time and have ended.
+    /// Adds the latencies of clients that began at the time `began` and have ended.
     pub(crate) fn add(&mut self, began: Instant, latencies: Vec<Histogram<u64>>) -> Result<()> {
         self.took += began.elapsed();
         for latency in latencies {

@@ -4,7 +4,7 @@
 //!
 //! A code exchange is what a program does for a user who is logged in already: an authorization request with the
 //! cookies of the browser, then the exchange of the code. Dex keeps no session of a user: its authorization request is
-//! redirected to a connector that logs in everybody, so an exchange has one request more.
+//! redirected to a connector that logs in everybody, so an exchange needs one more request.
 
 mod latency;
 mod own_refresh;
@@ -48,7 +48,7 @@ const MIN_RATIO_TO_KEYCLOAK: f64 = 3.0;
 const MIN_ES256_RATIO: f64 = 1.5;
 const MIN_REFRESH_RATIO_TO_KEYCLOAK: f64 = 1.5;
 
-/// The App's rate limits that are raised, so that the benchmark does not reach them.
+/// The rate limits that the benchmark raises, so that it does not reach them.
 const LIMITS: [&str; 9] = [
     "loginsPerClient",
     "loginFailuresPerClient",
@@ -64,8 +64,8 @@ const LIMITS: [&str; 9] = [
 #[derive(clap::Args)]
 #[group(id = "openid")]
 pub(crate) struct OpenIdArgs {
-    /// For `openid`: number of Apps, with five Clients each, with which the memory of Clients is measured. 0: this
-    /// memory is not measured.
+    /// For `openid`: measure the memory of Clients with this number of Apps and five Clients for each App. 0: do not
+    /// measure this memory.
     #[arg(long, default_value_t = 10_000)]
     client_apps: usize,
 }
@@ -112,7 +112,7 @@ fn app(prefix: &str) -> App {
     LIMITS.into_iter().fold(App::new(prefix), |app, limit| app.limit(limit, &[(10_000_000, 60)]))
 }
 
-/// A Client whose ID tokens are signed with this algorithm. The App signs the access tokens with ES256.
+/// A Client with this signing algorithm for ID tokens. The App signs the access tokens with ES256.
 fn client(app: &App, name: &str, algorithm: &str) -> Client {
     Client::web(name, app, REDIRECT_URL)
         .set("/scopes", json!(["openid", "profile", "email", "offline_access"]))

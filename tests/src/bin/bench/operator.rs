@@ -55,8 +55,8 @@ const MAX_CLIENT_BYTES: u64 = 2 * 1024;
 const MAX_EDIT_RATIO: f64 = 1.5;
 /// Time limit for one operation, for example an edit.
 const STEP_LIMIT: Duration = Duration::from_secs(60);
-/// How long to wait for late writes. Longer than the 15 s after which the operator reports in the status of Apps that a
-/// server is silent.
+/// How long to wait for late writes. This is longer than 15 s, because the operator reports a silent server in the
+/// status of Apps after 15 s.
 const SETTLE_TIME: Duration = Duration::from_secs(20);
 
 #[derive(clap::Args)]
@@ -117,8 +117,8 @@ pub(crate) async fn run(options: &OperatorArgs) -> Result<Vec<Bound>> {
     Ok(bounds)
 }
 
-/// Measures the cost of `per_app` Clients of each of `apps` Apps in the operator and in a server. Prints the
-/// measurements, and returns the bounds.
+/// Measures the cost of Clients in the operator and in a server, with `apps` Apps and `per_app` Clients for each App.
+/// Prints the measurements, and returns the bounds.
 pub(crate) async fn measure_client_cost(apps: usize, per_app: usize) -> Result<Vec<Bound>> {
     println!("{apps} Apps with {per_app} Clients each, in a cluster");
     let cluster = TestCluster::start().await?;

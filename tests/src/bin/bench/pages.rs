@@ -17,7 +17,7 @@ use serde_json::json;
 
 use crate::{logins::add_users, measurements::Bound};
 
-/// The App's rate limits that are raised, so that the benchmark does not reach them.
+/// The rate limits that the benchmark raises, so that it does not reach them.
 const LIMITS: [&str; 5] = [
     "loginsPerClient",
     "loginFailuresPerClient",
@@ -29,7 +29,7 @@ const LIMITS: [&str; 5] = [
 #[derive(clap::Args)]
 #[group(id = "pages")]
 pub(crate) struct PagesArgs {
-    /// For `pages`: number of Apps with which the memory of pages is measured. 0: this memory is not measured.
+    /// For `pages`: measure the memory of pages with this number of Apps. 0: do not measure this memory.
     #[arg(long, default_value_t = 10_000)]
     page_apps: usize,
 }

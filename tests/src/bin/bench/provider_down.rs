@@ -15,7 +15,7 @@ pub(crate) async fn run() -> Result<Vec<Bound>> {
     println!("A provider that is down, on {} cores shared by all processes\n", thread::available_parallelism()?);
     let report = provider_down::run(Options { rounds: 25, samples: 10 }).await?;
     println!("{report}");
-    let worst = report.worst(0.5);
+    let worst = report.worst_ratio(0.5);
     Ok(vec![Bound::new(
         format!(
             "email login, refresh and other providers do not become slower while a provider is down: \

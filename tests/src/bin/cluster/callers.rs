@@ -38,9 +38,9 @@ pub(crate) struct ConsumerArgs {
 /// The folder of the token in a pod.
 pub(crate) const TOKEN_FOLDER: &str = "/var/run/secrets/latchkey";
 
-/// Limit until the API can be reached: a network can take a moment to know that a NetworkPolicy allows a new pod.
+/// Time limit for reaching the API. A network can take a moment to learn that a NetworkPolicy allows a new pod.
 const REACH_LIMIT: Duration = Duration::from_secs(30);
-/// Limit until the consumer has all its events, which the administrator causes.
+/// Time limit for the consumer to get all its events. The administrator causes these events.
 const EVENTS_LIMIT: Duration = Duration::from_secs(150);
 /// Timeout of a call. A call to the inbox can wait for a mail for a minute.
 const CALL_TIMEOUT: Duration = Duration::from_secs(90);

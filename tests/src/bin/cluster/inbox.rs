@@ -15,7 +15,7 @@ use latchkey_tests::{
 use serde_json::Value;
 use url::Url;
 
-/// Limit for the arrival of a mail, in seconds. Normally, a mail arrives within a few seconds.
+/// Time limit for a mail to arrive, in seconds. Normally, a mail arrives within a few seconds.
 const MAIL_SECONDS: u64 = 60;
 
 pub(crate) async fn run() -> Result<()> {

@@ -46,8 +46,8 @@ const FIXTURE_PASSWORDS: [(&str, &str); 5] = [
     ("margaret", "a stack of printed code"),
 ];
 
-/// The password that the user with this email address had in Keycloak; `None` if the user is not one of those that
-/// import/tests/fixtures/keycloak/generate creates.
+/// The password that the user with this email address had in Keycloak; `None` if
+/// import/tests/fixtures/keycloak/generate does not create this user.
 pub(crate) fn old_password(email: &str) -> Option<String> {
     let name = email.strip_suffix("@example.com")?;
     if name.starts_with("user-") {

@@ -47,7 +47,7 @@ const PROVIDER_USER: &str = "grace@example.com";
 
 /// A forged client address that the scenario sends in `X-Forwarded-For`. The service must not use this address.
 const FORGED_ADDRESS: &str = "203.0.113.7";
-/// Limit until forward auth rejects a logged-out session. Normally, this takes about a second.
+/// Time limit for forward auth to reject a logged-out session. Normally, this takes about a second.
 const LOGOUT_LIMIT: Duration = Duration::from_secs(10);
 
 struct Scenario<'a> {

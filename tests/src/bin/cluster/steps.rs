@@ -557,8 +557,8 @@ impl ClusterTest<'_> {
         Ok(())
     }
 
-    /// Reports whether a pod that no network policy allows can connect to the servers' ports for operations and for the
-    /// administration API.
+    /// Reports whether a pod can connect to the servers' ports for operations and for the administration API although
+    /// no network policy allows this.
     async fn check_network_policies(&self) -> Result<()> {
         let address = |service, port| format!("{RELEASE}-server-{service}.{INSTALL_NAMESPACE}:{port}");
         let addresses = [address("ops", 9090), address("admin", 8081)];
@@ -566,7 +566,7 @@ impl ClusterTest<'_> {
         self.run_pod("stranger", &["reach", ops, admin]).await?;
         let (succeeded, log) = self.wait_for_pod_end("stranger").await?;
         ensure!(succeeded, "the pod stranger failed: {log}");
-        let [ops, admin] = addresses.map(|address| log.contains(&reach::accepts(&address)));
+        let [ops, admin] = addresses.map(|address| log.contains(&reach::accepts_line(&address)));
         ensure!(ops == admin, "NetworkPolicy protects only one of two ports: {log}");
         let result = if ops { "accepts NetworkPolicy without enforcing it" } else { "enforces NetworkPolicy" };
         println!("figure this cluster {result}");
@@ -688,7 +688,7 @@ impl ClusterTest<'_> {
     }
 
     /// Deletes a server's pod without a grace period, and prints how many requests fail. After a new pod has replaced
-    /// it, no further request must fail.
+    /// it, no more requests may fail.
     async fn kill_pod(&mut self) -> Result<()> {
         let pods = self.servers(RELEASE).await?;
         let without_grace_period = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };

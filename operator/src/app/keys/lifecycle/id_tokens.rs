@@ -17,8 +17,8 @@ use super::{
         policy::KeyPolicy,
         stored_key::{StoredKey, saturating_add},
     },
-    activate, add_key, advance_states, due_times, extend_lifetimes, has_room, key_statuses, position, publish_next_key,
-    record_acknowledgement,
+    activate, add_key, advance_states, due_times, extend_lifetimes, has_room, key_statuses, position_of_newest,
+    publish_next_key, record_acknowledgement,
 };
 
 /// How long a key that no Client needs stays Active, so that a Client can use it again. Without this period, a Client
@@ -39,14 +39,14 @@ struct Chain {
     is_requested: bool,
 }
 
-fn of_algorithm(keys: &[StoredSigningKey], algorithm: IdTokenAlgorithm) -> Vec<StoredSigningKey> {
+fn keys_with_algorithm(keys: &[StoredSigningKey], algorithm: IdTokenAlgorithm) -> Vec<StoredSigningKey> {
     keys.iter().filter(|stored| stored.key.algorithm == algorithm.signing_algorithm()).cloned().collect()
 }
 
 /// Whether the keys for access tokens sign ID tokens with this algorithm, both now and in the future. While the
 /// algorithm of access tokens is being changed, the result is `false`: ID tokens have a key of their own.
 fn signing_keys_suffice(signing: &[StoredSigningKey], algorithm: SigningAlgorithm, policy: &KeyPolicy) -> bool {
-    let active = position(signing, KeyState::Active).map(|active| signing[active].key.algorithm);
+    let active = position_of_newest(signing, KeyState::Active).map(|active| signing[active].key.algorithm);
     policy.algorithm == algorithm && active == Some(algorithm)
 }
 
@@ -58,7 +58,7 @@ impl IdTokenChains {
         let chain = |algorithm: IdTokenAlgorithm| {
             let is_needed = policy.id_token_lifetimes.contains_key(&algorithm)
                 && !signing_keys_suffice(signing, algorithm.signing_algorithm(), policy);
-            (algorithm, Chain { keys: of_algorithm(keys, algorithm), is_needed, is_requested: false })
+            (algorithm, Chain { keys: keys_with_algorithm(keys, algorithm), is_needed, is_requested: false })
         };
         Self(IdTokenAlgorithm::ALL.into_iter().map(chain).collect())
     }
@@ -83,7 +83,7 @@ impl IdTokenChains {
             if chain.is_needed {
                 chain.keys.iter_mut().for_each(|key| key.lifecycle.unused_since = None);
             }
-            if chain.is_needed && position(&chain.keys, KeyState::Active).is_some() {
+            if chain.is_needed && position_of_newest(&chain.keys, KeyState::Active).is_some() {
                 chain.is_requested = advance_states(&mut chain.keys, last, policy, revoked, now, acknowledged)?;
             } else {
                 chain.advance_without_active(last, policy, revoked, now, acknowledged)?;
@@ -117,7 +117,7 @@ impl IdTokenChains {
             if chain.is_needed {
                 due_times(&chain.keys, &policy.for_id_tokens(*algorithm)).collect()
             } else {
-                chain.keys.iter().filter_map(due_time_of_unneeded).collect()
+                chain.keys.iter().filter_map(due_time_of_unneeded_key).collect()
             }
         };
         self.0.iter().flat_map(due).collect()
@@ -131,7 +131,7 @@ impl IdTokenChains {
     }
 }
 
-fn due_time_of_unneeded(key: &StoredSigningKey) -> Option<OffsetDateTime> {
+fn due_time_of_unneeded_key(key: &StoredSigningKey) -> Option<OffsetDateTime> {
     match key.state() {
         KeyState::Published => None,
         KeyState::Active => key.lifecycle.unused_since.map(|since| saturating_add(since, REUSE_PERIOD)),
@@ -188,7 +188,7 @@ impl Chain {
             }
             return Ok(());
         }
-        match position(keys, KeyState::Published) {
+        match position_of_newest(keys, KeyState::Published) {
             Some(published) if acknowledged => activate(&mut keys[published], &timing, now),
             Some(_) => {}
             None if has_room(keys) => {

@@ -251,7 +251,7 @@ fn later_keys_are_kept_for_a_session_that_outlives_its_own_key() {
 }
 
 #[test]
-fn if_the_key_of_a_session_is_revoked_a_later_retired_key_is_kept_until_the_session_ends() {
+fn a_retired_key_is_kept_until_the_end_of_a_session_that_began_with_a_revoked_key() {
     let short = |value: &str| KeyPolicy { session_lifetime_seconds: 300, ..rotation_requested(value) };
     let long = KeyPolicy { session_lifetime_seconds: MAX_SESSION_LIFETIME_SECONDS, ..policy() };
     let keys = advanced(&KeyDocument::first_with_policy(&shop(), &long, NOW).unwrap(), &short("1"), NOW);
@@ -429,7 +429,8 @@ impl RandomHistory {
         self.served.push(ServedDocument { keys, policy: self.policy.clone() });
     }
 
-    /// Lets a pod, which may serve any of the documents, create an access token, and open or continue a session.
+    /// Makes a random pod create an access token, and open or continue a session. The pod may serve any of the
+    /// documents.
     fn create_tokens(&mut self) {
         let at = self.random.random_range(0..self.served.len());
         let ServedDocument { keys, policy } = self.served[at].clone();
@@ -544,7 +545,7 @@ impl RandomHistory {
 }
 
 fn active<K: StoredKey>(keys: &[K]) -> String {
-    keys[position(keys, KeyState::Active).unwrap()].id().to_owned()
+    keys[position_of_newest(keys, KeyState::Active).unwrap()].id().to_owned()
 }
 
 fn secrets(keys: &KeyDocument) -> impl Iterator<Item = (String, String)> {
@@ -645,7 +646,7 @@ fn keys_for_id_tokens_that_nobody_needs_are_retired_and_dropped() {
     let end = unused + Duration::HOUR + RETIREMENT_MARGIN;
     assert_eq!(keys.next_due(&policy(), unused), Some(end));
     assert_eq!(id_token_keys(&advanced(&keys, &policy(), end)), [""; 0]);
-    // A key that was never used is dropped at once.
+    // A key that was never used is dropped immediately.
     let published = first().advance(&with_id_tokens(&[RS256]), NOW, false).unwrap().unwrap();
     assert_eq!(id_token_keys(&advanced(&published, &policy(), NOW)), [""; 0]);
     // A Client that uses the algorithm again gets a new key.
@@ -687,7 +688,7 @@ fn id_tokens_have_an_active_key_while_the_signing_algorithm_changes() {
 }
 
 #[test]
-fn a_revoked_key_for_id_tokens_is_replaced_at_once() {
+fn a_revoked_key_for_id_tokens_is_replaced_immediately() {
     let policy = with_id_tokens(&[RS256]);
     let keys = advanced(&first(), &policy, NOW);
     let revoking = KeyPolicy { revoke_id: Some("s2".to_owned()), ..policy.clone() };

@@ -62,9 +62,9 @@ const MAX_USES: usize = 16;
 /// The *containers*: elements whose content a browser draws again for each reference to the element. The content can
 /// itself refer to containers. The content of gradients and filters cannot, so they are not containers.
 const CONTAINERS: [&str; 3] = ["clipPath", "mask", "pattern"];
-/// The maximum number of references from the content of containers to containers. The number of drawn shapes can grow
-/// exponentially with the number of these references.
-const MAX_INNER_REFERENCES: usize = 16;
+/// The maximum number of references that are inside a container and refer to a container. The number of drawn shapes can
+/// grow exponentially with the number of these references.
+const MAX_NESTED_REFERENCES: usize = 16;
 /// The maximum length of a name, in bytes. There is a maximum, because error messages contain names.
 const MAX_NAME_LENGTH: usize = 64;
 
@@ -151,8 +151,8 @@ pub(super) fn check(svg: &str) -> Result<(), Refusal> {
         }
     }
     check_text(rest, open.last().copied())?;
-    if references.count_inner() > MAX_INNER_REFERENCES {
-        let most = MAX_INNER_REFERENCES;
+    if references.count_inner() > MAX_NESTED_REFERENCES {
+        let most = MAX_NESTED_REFERENCES;
         return Err(format!("has more than {most} references inside of {}; simplify it", CONTAINERS.join(", ")).into());
     }
     if has_root && open.is_empty() { Ok(()) } else { Err(NOT_READABLE.into()) }
@@ -192,7 +192,7 @@ impl References {
     }
 
     /// Counts how many of these ids are ids of containers. An id with special characters can be written in several
-    /// ways, so it always counts as one.
+    /// ways, so it always counts as the id of a container.
     fn count_containers(&self, ids: &[String]) -> usize {
         let is_simple = |id: &str| id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.:".contains(&byte));
         ids.iter().filter(|id| !is_simple(id.as_str()) || self.containers.contains(id.as_str())).count()
@@ -320,8 +320,8 @@ fn has_reference(value: &str) -> bool {
     value.split('&').skip(1).any(|rest| !is_needed(rest))
 }
 
-/// Whether a style or the value of an attribute refers to anything other than a part of the same file, or has an escape
-/// of CSS, which could hide such a reference.
+/// Whether a style or the value of an attribute refers to anything other than a part of the same file, or has a CSS
+/// escape, which could hide such a reference.
 fn refers_to_file(value: &str) -> bool {
     const FORBIDDEN: [&str; 9] =
         ["\\", "//", "javascript:", "data:", "image(", "image-set(", "cross-fade(", "element(", "src("];
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn what_drawing_programs_export_is_accepted() {
+    fn svgs_from_drawing_programs_are_accepted() {
         for content in [
             "",
             "<title>The &amp; Shop</title><desc>It's a \"logo\" @ home</desc>",
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_runs_and_nothing_is_loaded() {
+    fn svgs_that_run_or_load_something_are_refused() {
         for (content, reason) in [
             // Scripts and event handlers.
             ("<script>alert(1)</script>", "element script"),

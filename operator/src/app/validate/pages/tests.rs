@@ -74,7 +74,7 @@ fn enabled_pages_get_the_defaults() {
 }
 
 #[test]
-fn an_app_without_enabled_pages_is_rendered_without_pages_and_nothing_of_them_is_checked() {
+fn disabled_pages_are_neither_rendered_nor_checked() {
     let pages = json!({
         "host": "auth.example.com",
         "theme": { "light": { "accent": "#ffffff" }, "logoRef": { "name": "gone", "key": "logo" } },
@@ -212,7 +212,7 @@ fn texts_are_bounded_and_so_are_the_messages_about_them() {
 }
 
 #[test]
-fn if_the_config_map_of_texts_cannot_be_used_the_default_texts_are_used() {
+fn the_default_texts_are_used_if_the_config_map_of_texts_cannot_be_used() {
     let pages = json!({ "textsRef": { "name": "gone" } });
     let (app, error) = only_error(&facts(pages.clone(), OBJECTS));
     assert_eq!((error.reason, app.pages.unwrap().texts.len()), (Reason::ConfigMapNotFound, 0));

@@ -29,8 +29,8 @@ fn parameters(changes: &[(&str, &str)]) -> RequestParameters {
     RequestParameters::new(sent)
 }
 
-/// The parameters, with one of them sent again.
-fn repeated(name: &str, value: &str) -> RequestParameters {
+/// The parameters of a valid request. One of them, `name`, is sent again with `value`.
+fn parameters_with_repeated(name: &str, value: &str) -> RequestParameters {
     let parameters = parameters(&[]);
     RequestParameters::new(parameters.iter().chain([(name, value)]))
 }
@@ -50,7 +50,7 @@ fn check(changes: &[(&str, &str)]) -> Result<AuthorizationRequest, RequestError>
 }
 
 #[track_caller]
-fn accepted(changes: &[(&str, &str)]) -> AuthorizationRequest {
+fn accepted_request(changes: &[(&str, &str)]) -> AuthorizationRequest {
     check(changes).unwrap_or_else(|error| panic!("{changes:?}: {error}"))
 }
 
@@ -77,8 +77,8 @@ fn error_on_page<T>(result: Result<T, RequestError>) -> UnsafeRequest {
 }
 
 #[test]
-fn a_request_is_read() {
-    let request = accepted(&[
+fn the_parameters_of_a_request_are_parsed() {
+    let request = accepted_request(&[
         ("scope", "openid email unknown"),
         ("prompt", "login consent"),
         ("max_age", "300"),
@@ -95,7 +95,8 @@ fn a_request_is_read() {
     assert_eq!((request.max_age, request.login_hint.as_deref()), (Some(300), Some("ada@example.com")));
     assert_eq!(request.reply.mode, ResponseMode::FormPost);
     assert_eq!(request.reply.state.as_deref(), Some("state-1"));
-    let minimal = accepted(&[("state", ""), ("nonce", ""), ("code_challenge", ""), ("code_challenge_method", "")]);
+    let minimal =
+        accepted_request(&[("state", ""), ("nonce", ""), ("code_challenge", ""), ("code_challenge_method", "")]);
     assert_eq!((minimal.reply.mode, minimal.reply.state.clone()), (ResponseMode::Query, None));
     assert!(minimal.code_challenge.is_none() && minimal.prompts == Prompts::default());
 }
@@ -115,14 +116,14 @@ fn the_error_for_a_missing_repeated_or_unknown_client_is_shown_on_a_page() {
     for id in ["", "Grafana", "grafana ", "grafan", "grafana.example", "shop", "uid-grafana", "grafana\0"] {
         assert_eq!(error_on_page(check(&[("client_id", id)])), UnsafeRequest::InvalidClient, "{id}");
     }
-    let twice = check_at(&app(|_| {}), &repeated("client_id", "grafana"));
+    let twice = check_at(&app(|_| {}), &parameters_with_repeated("client_id", "grafana"));
     assert_eq!(error_on_page(twice), UnsafeRequest::InvalidClient);
 }
 
 #[test]
 fn the_error_for_a_missing_or_repeated_redirect_url_is_shown_on_a_page() {
     assert_eq!(error_on_page(check(&[("redirect_uri", "")])), UnsafeRequest::RedirectUrlNotAllowed);
-    let twice = check_at(&app(|_| {}), &repeated("redirect_uri", CALLBACK));
+    let twice = check_at(&app(|_| {}), &parameters_with_repeated("redirect_uri", CALLBACK));
     assert_eq!(error_on_page(twice), UnsafeRequest::RedirectUrlNotAllowed);
     // The result is the same if other parameters are also wrong, because no error can be sent to an unregistered URL.
     let all_wrong = check(&[("redirect_uri", "https://evil.example"), ("response_type", "token"), ("prompt", "x")]);
@@ -329,13 +330,13 @@ fn errors_found_after_the_check_of_the_redirect_url_go_to_the_client() {
 fn the_longest_values_are_accepted() {
     let (state, nonce, hint) =
         ("s".repeat(MAX_STATE_BYTES), "n".repeat(MAX_NONCE_BYTES), "h".repeat(MAX_LOGIN_HINT_BYTES));
-    let request = accepted(&[("state", &state), ("nonce", &nonce), ("login_hint", &hint)]);
+    let request = accepted_request(&[("state", &state), ("nonce", &nonce), ("login_hint", &hint)]);
     assert_eq!(request.reply.state, Some(state.clone()));
     for (name, value) in [("state", state), ("nonce", nonce), ("login_hint", hint)] {
         assert_eq!(redirected_error_code(check(&[(name, &format!("{value}x"))])), "invalid_request", "{name}");
     }
-    assert_eq!(accepted(&[("max_age", "0")]).max_age, Some(0));
-    assert_eq!(accepted(&[("max_age", "99999999999")]).max_age, Some(u32::MAX));
+    assert_eq!(accepted_request(&[("max_age", "0")]).max_age, Some(0));
+    assert_eq!(accepted_request(&[("max_age", "99999999999")]).max_age, Some(u32::MAX));
 }
 
 #[test]
@@ -347,18 +348,18 @@ fn a_repeated_parameter_is_refused_and_a_repeated_state_is_not_sent_back() {
             assert_eq!(redirected_error_code(check_at(&app, &again)), "invalid_request", "{name}");
         }
     }
-    let Err(RequestError::Reply { to, .. }) = check_at(&app, &repeated("state", "other")) else {
+    let Err(RequestError::Reply { to, .. }) = check_at(&app, &parameters_with_repeated("state", "other")) else {
         panic!("it is refused")
     };
     assert_eq!(to.state, None);
     // An empty value is no value, and an unknown parameter is ignored.
-    assert!(check_at(&app, &repeated("state", "")).is_ok());
+    assert!(check_at(&app, &parameters_with_repeated("state", "")).is_ok());
     let unknown = RequestParameters::new(parameters(&[]).iter().chain([("resource", "a"), ("resource", "b")]));
     assert!(check_at(&app, &unknown).is_ok() && unknown == parameters(&[]));
 }
 
 #[test]
-fn errors_come_back_in_the_response_mode_with_the_state_and_the_issuer() {
+fn errors_are_sent_in_the_response_mode_with_the_state_and_the_issuer() {
     let app = app(|_| {});
     let error = |changes: &[(&str, &str)]| match check_at(&app, &parameters(changes)) {
         Err(RequestError::Reply { error, to }) => (error, *to),
@@ -407,7 +408,7 @@ fn a_client_that_cannot_get_tokens_now_must_try_again_later() {
 }
 
 #[test]
-fn only_a_request_uri_of_the_par_endpoint_names_a_pushed_request() {
+fn only_a_request_uri_from_the_par_endpoint_names_a_pushed_request() {
     let uri = |value: &str| {
         let parameters = parameters(&[("request_uri", value)]);
         parameters.pushed_request_uri().map(str::to_owned)
@@ -426,11 +427,11 @@ fn a_request_can_name_the_user_who_must_log_in() {
     let user = UserId(uuid::Uuid::from_u128(7));
     let other = UserId(uuid::Uuid::from_u128(8));
     let claims = format!(r#"{{"id_token": {{"sub": {{"value": "{user}"}}}}}}"#);
-    let request = accepted(&[("claims", &claims)]);
+    let request = accepted_request(&[("claims", &claims)]);
     assert!(request.allows_subject(user) && !request.allows_subject(other));
-    let hinted = AuthorizationRequest { hinted_subject: Some(user), ..accepted(&[]) };
+    let hinted = AuthorizationRequest { hinted_subject: Some(user), ..accepted_request(&[]) };
     assert!(hinted.allows_subject(user) && !hinted.allows_subject(other));
-    assert!(accepted(&[]).allows_subject(other));
+    assert!(accepted_request(&[]).allows_subject(other));
 }
 
 #[test]

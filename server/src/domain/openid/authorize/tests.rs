@@ -67,12 +67,12 @@ struct FakeStores {
 }
 
 impl FakeStores {
-    fn postgres(&self) -> Result<(), StoreError> {
-        if self.is_postgres_unavailable { Err(unavailable("postgres")) } else { Ok(()) }
+    fn check_postgres(&self) -> Result<(), StoreError> {
+        if self.is_postgres_unavailable { Err(unavailable_error("postgres")) } else { Ok(()) }
     }
 
-    fn redis(&self) -> Result<(), StoreError> {
-        if self.is_redis_unavailable { Err(unavailable("redis")) } else { Ok(()) }
+    fn check_redis(&self) -> Result<(), StoreError> {
+        if self.is_redis_unavailable { Err(unavailable_error("redis")) } else { Ok(()) }
     }
 
     fn record_event(&self, event: &Event) {
@@ -85,7 +85,7 @@ impl FakeStores {
     }
 }
 
-fn unavailable(store: &'static str) -> StoreError {
+fn unavailable_error(store: &'static str) -> StoreError {
     StoreError::Unavailable { store, source: "gone".into() }
 }
 
@@ -98,7 +98,7 @@ impl Groups for FakeStores {
 
 impl Consents for FakeStores {
     async fn consented_scopes(&self, _: &AppId, user: UserId, client_uid: &str) -> Result<Scopes, StoreError> {
-        self.postgres()?;
+        self.check_postgres()?;
         assert_eq!((user, client_uid), (USER, "uid-grafana"));
         Ok(*self.consent.lock().unwrap())
     }
@@ -108,7 +108,7 @@ impl Consents for FakeStores {
     }
 
     async fn add_consent(&self, _: &AppId, consent: NewConsent) -> Result<bool, StoreError> {
-        self.postgres()?;
+        self.check_postgres()?;
         if self.is_user_deleted {
             return Ok(false);
         }
@@ -157,7 +157,7 @@ impl ClientCodes for FakeStores {
         _: &ClientCodeKey,
         record: &ClientCodeRecord,
     ) -> Result<(), StoreError> {
-        self.redis()?;
+        self.check_redis()?;
         self.codes.lock().unwrap().push(record.clone());
         Ok(())
     }
@@ -197,7 +197,7 @@ impl PushedRequests for FakeStores {
     }
 
     async fn use_pushed_request(&self, _: &AppId, _: &PushedRequestKey) -> Result<bool, StoreError> {
-        self.redis()?;
+        self.check_redis()?;
         assert!(self.codes.lock().unwrap().len() <= *self.used_requests.lock().unwrap(), "a code comes later");
         *self.used_requests.lock().unwrap() += 1;
         Ok(*self.used_requests.lock().unwrap() == 1)
@@ -354,7 +354,7 @@ impl Scenario {
 }
 
 #[tokio::test]
-async fn a_code_carries_what_the_user_grants() {
+async fn the_record_of_a_code_names_the_client_the_user_and_the_session() {
     let scenario = Scenario::plain().with("nonce", "n-1");
     scenario.assert_issued().await;
     let record = scenario.stores.codes.lock().unwrap()[0].clone();
@@ -373,7 +373,7 @@ async fn a_pushed_request_is_used_up_by_the_code() {
     let scenario = Scenario { request_uri: Some("urn:ietf:params:oauth:request_uri:x"), ..Scenario::plain() };
     scenario.assert_issued().await;
     assert_eq!(*scenario.stores.used_requests.lock().unwrap(), 1);
-    // Another browser, or the same browser after the button Back, sends the request again in its `tx` parameter.
+    // Another browser, or the same browser after the user presses Back, sends the request again in its `tx` parameter.
     assert_eq!(scenario.outcome().await, AuthorizationOutcome::RequestUsed);
     assert_eq!(scenario.stores.codes.lock().unwrap().len(), 1);
     assert_eq!(*scenario.stores.acquired.lock().unwrap(), 1, "only the code counts");
@@ -383,7 +383,7 @@ async fn a_pushed_request_is_used_up_by_the_code() {
 }
 
 #[tokio::test]
-async fn without_a_session_the_user_must_log_in() {
+async fn the_user_must_log_in_if_the_browser_has_no_session() {
     let logged_out = |scenario: Scenario| Scenario { session: None, ..scenario };
     logged_out(Scenario::plain()).assert_login_needed().await;
     let silent = logged_out(Scenario::plain().with("prompt", "none"));
@@ -404,7 +404,7 @@ async fn prompt_login_needs_a_login_for_this_request() {
 }
 
 #[tokio::test]
-async fn an_old_login_is_repeated_if_max_age_asks_for_it() {
+async fn the_user_must_log_in_again_if_the_login_is_older_than_max_age() {
     Scenario::plain().with("max_age", "3600").assert_issued().await;
     Scenario::plain().with("max_age", "3599").assert_login_needed().await;
     for login_before in [1, 0, -5] {
@@ -503,7 +503,7 @@ async fn a_consent_is_stored_only_for_a_client_with_consent_once() {
 }
 
 #[tokio::test]
-async fn a_program_on_the_device_needs_the_user_for_each_code() {
+async fn a_program_on_the_device_gets_no_code_without_an_action_by_the_user() {
     let native = |url: &'static str| {
         let scenario = Scenario::new(|client| {
             client.authentication = RenderedClientAuthentication::None;
@@ -542,7 +542,7 @@ async fn a_consent_is_valid_only_for_the_account_and_the_scopes_that_the_page_sh
 }
 
 #[tokio::test]
-async fn if_the_limit_is_reached_no_code_and_no_consent_is_stored() {
+async fn no_code_and_no_consent_is_stored_if_the_limit_is_reached() {
     let mut scenario = Scenario::new(|client| client.consent = Consent::Once).allowing();
     scenario.stores.is_limited = true;
     assert!(matches!(scenario.run().await, Err(CommonError::RateLimited(_))));

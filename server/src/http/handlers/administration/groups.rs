@@ -18,7 +18,7 @@ pub mod remove;
 ///
 /// # Errors
 ///
-/// 404 if it is not the name of a group.
+/// 404 if the text in the path is not a valid group name.
 fn group_name(request: &InboundRequest) -> Result<ManagedGroupName, Problem> {
     // Many clients encode `:` and `@` in a path, although this is not necessary (RFC 3986, 3.3). No client encodes any
     // other character of a name.

@@ -89,7 +89,7 @@ struct Batch<'a, S> {
     env: &'a Env,
     users: Vec<NewAdministeredUser>,
     results: Vec<ImportResult>,
-    /// For each user of `users`, the index of the result of the user's line in `results`.
+    /// For each user in `users`: the index in `results` of the result for the user's line.
     result_indices: Vec<usize>,
     ignored_fields: BTreeMap<String, u64>,
 }

@@ -52,7 +52,7 @@ const CLAIMS: &[&str] = &[
     "updated_at",
 ];
 
-/// The claims of ID tokens, access tokens and *userinfo* of an App with clients.
+/// The claims of ID tokens, access tokens and *userinfo*, for an App with clients.
 const PROVIDER_CLAIMS: &[&str] = &[
     "iss",
     "aud",

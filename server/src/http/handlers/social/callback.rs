@@ -65,7 +65,7 @@ pub(super) fn parameters() -> [Parameter; 5] {
     ]
 }
 
-/// Returns the OpenAPI operation without parameters, which the GET and POST callbacks share.
+/// Returns the OpenAPI operation that the GET and POST callbacks share. It has no parameters.
 pub(super) fn operation_without_parameters() -> Operation {
     Operation::new(
         "The address to which the provider sends the user back",

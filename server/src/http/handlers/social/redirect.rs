@@ -170,14 +170,14 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: InboundReque
     Ok(super::with_headers(response, cookie_headers.unwrap_or_default()))
 }
 
-/// Returns whether a cookie binds the flow. Among the clients that request JSON, only a page of the same site can store
-/// our cookie.
+/// Returns whether a cookie binds the flow to the browser. Of the clients that request JSON, only a page on the same
+/// site can store our cookie.
 fn json_binding(headers: &HeaderMap) -> FlowBinding {
     let site = headers.get("sec-fetch-site").map(http::HeaderValue::as_bytes);
     if matches!(site, Some(b"same-origin" | b"same-site")) { FlowBinding::Browser } else { FlowBinding::Unbound }
 }
 
-/// Whether a script of an unlisted origin made the call. A navigation by GET sends no `Origin`.
+/// Whether a script from an unlisted origin made the call. A navigation by GET sends no `Origin`.
 fn has_unlisted_origin(headers: &HeaderMap, app: &App) -> bool {
     headers.contains_key(ORIGIN) && !matches!(Cors::from_request(headers, app, false), Cors::Listed(_))
 }

@@ -1,4 +1,4 @@
-//! Token requests of OpenID Connect clients (OpenID Connect Core 1.0, 3.1.3 and 12).
+//! Token requests from OpenID Connect clients (OpenID Connect Core 1.0, 3.1.3 and 12).
 
 use std::borrow::Cow;
 
@@ -81,7 +81,7 @@ pub struct AnyTokenRequest;
 /// The schema of both kinds of responses.
 pub struct AnyTokenResponse;
 
-/// Handles a request of a client. The body must be a form.
+/// Handles a request from a client. The body must be a form.
 pub async fn handle<S: Ports>(
     state: &State<S>,
     app: &App,
@@ -104,7 +104,7 @@ pub async fn handle<S: Ports>(
         Err(problem) if problem.status.is_server_error() => ClientOutcome::Failed,
         Err(_) => ClientOutcome::Refused,
     };
-    state.client_metrics.count_tokens(grant, outcome);
+    state.client_metrics.count_token_request(grant, outcome);
     let tokens = tokens?;
     response::json(&ClientTokenResponse {
         access_token: tokens.access_token,

@@ -66,11 +66,11 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundR
             expires_in,
             expires_at,
         }),
-        Err(error) => Err(change_address_problem(app, error)),
+        Err(error) => Err(problem_of_address_change(app, error)),
     }
 }
 
-pub fn change_address_problem(app: &App, error: ChangeAddressError) -> Problem {
+pub fn problem_of_address_change(app: &App, error: ChangeAddressError) -> Problem {
     match error {
         ChangeAddressError::DomainNotAllowed => register::domain_not_allowed(),
         ChangeAddressError::EmailTaken => register::email_taken(),

@@ -11,7 +11,7 @@ use crate::{
     http::{
         Ports,
         error::Problem,
-        handlers::user::email::{ChangeAddressRequest, change_address_problem},
+        handlers::user::email::{ChangeAddressRequest, problem_of_address_change},
         pages::{form::Form, page::Page},
         response::Response,
     },
@@ -31,7 +31,7 @@ pub(in crate::http::pages) async fn submit<S: Ports>(page: &Page<'_, S>, form: &
         Ok(ChangeAddressRequest { email, password }) => {
             let input = ChangeAddressInput { email, password };
             let requested = own_account::request_address_change(page.call(), &session, &input).await;
-            requested.map(drop).map_err(|error| change_address_problem(page.app, error))
+            requested.map(drop).map_err(|error| problem_of_address_change(page.app, error))
         }
         Err(problem) => Err(problem),
     };

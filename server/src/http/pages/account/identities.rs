@@ -32,7 +32,7 @@ use crate::{
 
 pub(in crate::http::pages) async fn show<S: Ports>(page: &Page<'_, S>) -> Result<Response, Problem> {
     let Some(session) = page.session().await? else { return page.log_in_first() };
-    let linked = linked(page, &session).await?;
+    let linked = linked_identities(page, &session).await?;
     let named: Option<ProviderName> = page.query("provider")?.and_then(|name| name.parse().ok());
     let mut view = view(page, &session, &linked);
     if let Some(error) = page.query("error")? {
@@ -72,7 +72,7 @@ pub(in crate::http::pages) async fn submit<S: Ports>(page: &Page<'_, S>, form: &
             page.redirect(&format!("account/identities{query}"), Vec::new())
         }
         Err(problem) => {
-            let linked = linked(page, &session).await?;
+            let linked = linked_identities(page, &session).await?;
             page.refuse(&view(page, &session, &linked), problem)
         }
     }
@@ -84,7 +84,7 @@ async fn unlink<S: Ports>(page: &Page<'_, S>, session: &AuthenticatedSession, na
 }
 
 /// The identities of the user, with the names of their providers.
-async fn linked<S: Ports>(
+async fn linked_identities<S: Ports>(
     page: &Page<'_, S>,
     session: &AuthenticatedSession,
 ) -> Result<Vec<(ProviderName, Identity)>, Problem> {

@@ -31,8 +31,8 @@ struct Before {
     disabled_at: Option<OffsetDateTime>,
     external_id: Option<String>,
     version: i64,
-    /// Whether the stored metadata differ from the metadata of the change. Postgres compares both, because it stores
-    /// numbers in another form than they were sent.
+    /// Whether the stored metadata differ from the metadata in the change. Postgres makes the comparison, because it
+    /// does not store numbers in the form in which they were sent.
     has_other_metadata: bool,
 }
 

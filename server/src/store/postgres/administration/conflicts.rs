@@ -8,8 +8,8 @@ use crate::domain::{
     user::UserId,
 };
 
-/// Maximum number of attempts of a change that needs unique values. An attempt fails only if another request takes or
-/// gives up one of the values during the attempt, so two attempts are nearly always enough.
+/// Maximum number of attempts for a change that needs unique values. An attempt fails only if another request takes or
+/// releases one of the values during the attempt, so two attempts are nearly always enough.
 pub(super) const MAX_ATTEMPTS: u32 = 5;
 
 /// In every attempt, other requests took a unique value first.

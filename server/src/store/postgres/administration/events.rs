@@ -23,7 +23,7 @@ const MAX_READ: i64 = 5000;
 
 /// A row of a page. A page without events has one row, with `None` in the columns of the event.
 struct EventRow {
-    /// The number of events that the page read. `last_at` and `last_id` identify the last of them.
+    /// The number of events that were read for the page. `last_at` and `last_id` identify the last of them.
     read: i64,
     last_at: OffsetDateTime,
     last_id: Uuid,

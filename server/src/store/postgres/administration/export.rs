@@ -1,4 +1,4 @@
-//! Reads users by id for an export, and records calls that only read.
+//! Reads users in the order of their ids for an export, and writes the audit events of calls that change nothing.
 
 use std::collections::HashMap;
 

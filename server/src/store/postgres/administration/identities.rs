@@ -1,4 +1,4 @@
-//! Removes a user's identities at a Provider, unless neither an email address nor another identity would remain.
+//! Removes a user's identities at a Provider, if an email address or another identity remains.
 
 use latchkey_crds::types::AppId;
 use sqlx::{Connection, PgConnection};

@@ -28,9 +28,9 @@ use crate::{
     },
 };
 
-/// Maximum number of attempts of a batch while other requests take or give up unique values of its users. The number is
-/// greater than for a change of one user, because any of up to 1,000 users can conflict. The deadline of the call also
-/// applies.
+/// Maximum number of attempts for a batch while other requests take or release unique values of its users. The number
+/// is greater than for a change to one user, because any of up to 1,000 users can conflict. The deadline of the call
+/// also applies.
 const MAX_ATTEMPTS: u32 = 20;
 /// How long a batch waits for the other batches of its App.
 const MAX_WAIT: Duration = Duration::from_secs(4);
@@ -114,7 +114,7 @@ async fn import(
                 return Ok(BatchOutcome::Done(outcomes));
             }
             Ok(BatchOutcome::Taken) => transaction.rollback().await?,
-            // A deadlock, for example with a change of an email address.
+            // A deadlock, for example with a request that changes an email address.
             Err(error) if attempt < MAX_ATTEMPTS && CallError::from(&error).kind == CallErrorKind::Conflict => {
                 transaction.rollback().await?;
             }
@@ -127,7 +127,7 @@ async fn import(
     Ok(BatchOutcome::Taken)
 }
 
-/// Makes one attempt. If `are_new` is set, assumes that no user of the App has a value of these users.
+/// Makes one attempt. If `are_new` is set, assumes that no existing user of the App has a unique value of these users.
 async fn import_in_transaction(
     connection: &mut PgConnection,
     app: &AppId,

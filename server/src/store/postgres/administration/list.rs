@@ -22,7 +22,7 @@ const LONGEST_TEXT: usize = 1000;
 /// The values that a page needs in addition to its filter.
 struct PageBounds {
     /// The last user of the previous page. For the first page, an id that no user has: the smallest or the greatest
-    /// one.
+    /// UUID.
     after: Uuid,
     /// One more than the maximum number of users of a page, to know whether more users follow.
     rows: i64,
@@ -213,7 +213,7 @@ fn into_page(filter: &UserFilter, mut rows: Vec<AdminUserRow>, limit: u16) -> Re
 }
 
 /// Returns the smallest text after all texts with this prefix: the prefix with its last character replaced by the next
-/// one. Texts are ordered by their UTF-8 bytes. The query uses this bound instead of LIKE, because LIKE with a
+/// character. Texts are ordered by their UTF-8 bytes. The query uses this bound instead of LIKE, because LIKE with a
 /// parameter as its pattern uses no index in a generic plan.
 fn after_prefix(prefix: &str) -> String {
     let mut end = prefix.to_owned();

@@ -27,8 +27,8 @@ const BATCH_SIZE: usize = 256;
 const BATCH_INTERVAL: Duration = Duration::from_millis(15);
 /// The maximum time that a request waits until its event is written.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a batch is retried, so that a restart of Postgres loses no events. Later events wait in the queue. The
-/// first retry is immediate.
+/// How long a batch is retried, so that no events are lost during a restart of Postgres. Later events wait in the
+/// queue. The first retry is immediate.
 const RETRY_TIME: Duration = Duration::from_secs(6);
 /// The minimum time between log messages about lost events while new events are written.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);

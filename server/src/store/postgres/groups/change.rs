@@ -1,4 +1,4 @@
-//! The steps that changes of memberships share.
+//! Steps that changes to memberships share.
 
 use std::collections::HashMap;
 
@@ -45,7 +45,7 @@ pub(super) async fn lock_users(
 }
 
 /// Records that the memberships of these users have changed: raises the version of their groups, and adds the outbox
-/// rows. The transaction has locked the users.
+/// rows. The transaction must have locked the users.
 pub(super) async fn record_change(
     connection: &mut PgConnection,
     app: &AppId,
@@ -61,7 +61,7 @@ pub(super) async fn record_change(
     Ok(changed.collect())
 }
 
-/// Raises the version of the groups of these users.
+/// Raises the `groups_version` of these users.
 pub(super) async fn raise_versions(
     connection: &mut PgConnection,
     app: &AppId,

@@ -23,7 +23,7 @@ enum Outcome {
     TooMany,
 }
 
-/// A change of one member.
+/// A change to the members of a group.
 #[derive(Clone, Copy)]
 enum Change {
     Add,

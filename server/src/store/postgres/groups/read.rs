@@ -20,7 +20,7 @@ use crate::{
 pub(super) struct GroupsRow {
     pub(super) user_id: Uuid,
     pub(super) version: i64,
-    /// The name of the group of each membership, sorted by the bytes of the names. A name occurs once for each source.
+    /// The group name of each membership, sorted by the bytes of the names. A name occurs once for each source.
     pub(super) names: Vec<String>,
     /// The source of each membership: the Provider that reported it. Empty if an administrator added the member.
     pub(super) sources: Vec<String>,

@@ -14,8 +14,8 @@ use crate::{
     store::postgres::{CallError, PostgresStore},
 };
 
-/// Maximum number of users in a batch. The groups of all of them are in memory until they are in Redis; the groups of a
-/// user have at most 64 KiB.
+/// Maximum number of users in a batch. The groups of all these users stay in memory until they are written to Redis;
+/// the groups of one user have at most 64 KiB.
 const USERS_PER_BATCH: i64 = 200;
 
 enum Outcome {
@@ -76,7 +76,7 @@ async fn remove_in_transaction(
     )
     .fetch_all(&mut *connection)
     .await?;
-    // The users are locked before the group, as in every change of memberships.
+    // The users are locked before the group, as in every change to memberships.
     let users = lock_users(connection, app, &members).await?;
     let group = sqlx::query_scalar!(
         "SELECT name FROM groups WHERE app_id = $1 AND name = $2 FOR UPDATE",

@@ -147,8 +147,8 @@ async fn stored_names(
 /// Removes the memberships that a Provider reported, because the user's identities at the Provider were removed. If
 /// `provider` is `None`, or if the user has no identity left, removes the memberships that all Providers reported. The
 /// second condition is necessary because an identity stores the name of its Provider at the time of the link, but a
-/// membership can have a later name. The transaction has locked the user. If `notify` is set, servers are notified when
-/// the transaction commits, and one of them writes the groups to Redis.
+/// membership can have a later name. The transaction must have locked the user. If `notify` is set, servers are
+/// notified when the transaction commits, and one of them writes the groups to Redis.
 pub(in crate::store::postgres) async fn remove_reported(
     connection: &mut PgConnection,
     app: &AppId,

@@ -67,7 +67,7 @@ fn can_link(user: &LockedUser, request: &LinkRequest) -> bool {
     user.is_active_at(request.epoch) && is_same_address
 }
 
-/// Finds the user to whom the identity is linked.
+/// Finds the user that the identity is linked to.
 async fn find_owner(
     connection: &mut PgConnection,
     app: &AppId,

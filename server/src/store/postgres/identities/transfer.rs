@@ -1,4 +1,4 @@
-//! Gives an account with an unverified email address to the user of a provider that has verified the address.
+//! Gives an account with an unverified email address to a provider's user. The provider has verified the address.
 
 use latchkey_crds::types::AppId;
 use sqlx::{Connection, PgConnection};

@@ -1,4 +1,4 @@
-//! Removes a provider's identities from a user, unless no login method would be left.
+//! Removes a provider's identities from a user, if the user has another login method.
 
 use latchkey_crds::types::AppId;
 use sqlx::{Connection, PgConnection};

@@ -11,7 +11,7 @@ use crate::{domain::ports::StoreError, store::postgres::PostgresStore};
 /// Maximum number of dead letters in a list. A list contains the newest dead letters.
 const MAX_LISTED: i64 = 10_000;
 
-/// A mail whose delivery was given up.
+/// A mail that Latchkey no longer tries to deliver.
 #[derive(Clone, Debug)]
 pub struct DeadLetter {
     pub app: String,
@@ -21,7 +21,7 @@ pub struct DeadLetter {
     pub attempts: i32,
     pub created_at: OffsetDateTime,
     pub dead_at: OffsetDateTime,
-    /// Why the last attempt failed: a message of Latchkey, never text of the relay.
+    /// Why the last attempt failed: a message from Latchkey, never text from the relay.
     pub error: Option<String>,
 }
 

@@ -109,7 +109,7 @@ pub(in crate::store::postgres) async fn insert_profile_change(
     .await
 }
 
-/// Adds one row per user that propagates the changed groups of the user to Redis if the request itself does not
+/// Adds one row for each user. The row propagates the user's changed groups to Redis if the request itself does not
 /// propagate them. Returns the users with the ids of their rows.
 pub(in crate::store::postgres) async fn insert_groups_changes(
     connection: &mut PgConnection,

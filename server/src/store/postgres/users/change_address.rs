@@ -30,8 +30,7 @@ const ADDRESS_ATTEMPTS: u32 = 5;
 struct AddressContended;
 
 enum ChangeOutcome {
-    /// The user after the change, and the raised epoch of the unverified account that the change removed, if there was
-    /// one.
+    /// The user after the change and, if the change removed an unverified account, the raised epoch of that account.
     Changed(Box<UserRow>, Option<EpochChange>),
     /// The user has changed since the code was sent, or another account has verified the address.
     Rejected,

@@ -47,8 +47,8 @@ async fn set_password(
     Ok(Some(changed))
 }
 
-/// Sets the password, and cancels a pending change of the email address: the user gets a notice of the pending change
-/// and, if somebody else requested it, can stop it with a new password. If the pending address is the account's only
+/// Sets the password, and cancels a pending change of email address: the user gets a notice of the pending change and,
+/// if somebody else requested it, can stop it with a new password. If the pending address is the account's only
 /// address, it stays pending.
 async fn update_user(
     connection: &mut PgConnection,

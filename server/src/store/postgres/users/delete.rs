@@ -1,4 +1,5 @@
-//! Deletes a user. The user's identities are deleted by their foreign key.
+//! Deletes a user. Postgres also deletes the user's identities, consents and memberships (foreign keys with ON DELETE
+//! CASCADE).
 
 use latchkey_crds::types::AppId;
 use sqlx::{Connection, PgConnection};

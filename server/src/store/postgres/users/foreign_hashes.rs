@@ -65,8 +65,8 @@ impl PostgresStore {
         call.end_call(outcome)
     }
 
-    /// Removes up to `max_hashes` expired hashes, and records an event for each. Returns how many were removed. A user
-    /// whose row is locked is left for the next run.
+    /// Removes up to `max_hashes` expired hashes, and records an event for each. Returns how many were removed. Skips
+    /// users with a locked row; the next run removes their hashes.
     pub async fn remove_expired_foreign_hashes(
         &self,
         expiry: &ForeignHashExpiry,
@@ -79,8 +79,8 @@ impl PostgresStore {
         call.end_call(removed)
     }
 
-    /// Removes the classes of foreign hashes of which no user has a hash, in all Apps, unless an import has used them
-    /// within the last hour. Returns how many were removed.
+    /// Removes, in all Apps, each class of foreign hashes that no user's hash belongs to, unless an import has used the
+    /// class within the last hour. Returns how many were removed.
     pub async fn sweep_hash_classes(&self) -> Result<u64, StoreError> {
         let mut call = self.begin_call("sweep_hash_classes").await?;
         let (connection, deadline) = call.parts();

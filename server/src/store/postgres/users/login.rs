@@ -40,7 +40,7 @@ impl PostgresStore {
         let mut call = self.begin_call("user_by_email").await?;
         let (connection, deadline) = call.parts();
         // The classes of foreign hashes are in `hash_classes`. The classes of hashes that servers made are not: they
-        // are found in the hashes themselves. There are few of them, because servers use only the current and the
+        // are read from the hashes themselves. There are few such classes, because servers use only the current and the
         // earlier parameters of the installation. Each step of the recursion finds the next parameters of the App with
         // one read of the index `users_hash_parameters`, however many users there are.
         let query = sqlx::query_as!(

@@ -26,7 +26,7 @@ use crate::{
 
 /// Maximum number of accounts without a verified email address that one statement reads. The statement takes some
 /// milliseconds.
-const LOOKAHEAD: u32 = 1000;
+const MAX_READ_ACCOUNTS: u32 = 1000;
 
 /// Which unverified accounts of an App have expired.
 #[derive(Clone, Debug)]
@@ -107,11 +107,11 @@ impl Stores {
         let (connection, deadline) = call.parts();
         let deleting = async {
             let mut transaction = connection.begin().await?;
-            let positions = look_ahead(&mut transaction, unverified, after).await?;
+            let positions = read_next_unverified(&mut transaction, unverified, after).await?;
             let candidates = lock_candidates(&mut transaction, unverified, &positions, max_accounts).await?;
             let next = if candidates.len() >= max_accounts as usize {
                 candidates.last().map(|last| UnverifiedPosition { created_at: last.created_at, id: last.id })
-            } else if positions.len() >= LOOKAHEAD as usize {
+            } else if positions.len() >= MAX_READ_ACCOUNTS as usize {
                 positions.last().copied()
             } else {
                 None
@@ -137,9 +137,10 @@ impl Stores {
     }
 }
 
-/// Returns the next accounts without a verified email address, oldest first, at most `LOOKAHEAD` accounts. Without this
-/// limit, the statement would read many accounts if most of them stay for other reasons.
-async fn look_ahead(
+/// Returns the next accounts without a verified email address after a position: oldest first, at most
+/// `MAX_READ_ACCOUNTS`. Without this limit, the statement would read many accounts if most of them stay for other
+/// reasons.
+async fn read_next_unverified(
     connection: &mut PgConnection,
     unverified: &UnverifiedExpiry,
     after: Option<UnverifiedPosition>,
@@ -158,7 +159,7 @@ async fn look_ahead(
         unverified.created_before,
         created_at,
         id,
-        i64::from(LOOKAHEAD),
+        i64::from(MAX_READ_ACCOUNTS),
     )
     .fetch_all(connection)
     .await

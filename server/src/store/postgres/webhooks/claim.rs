@@ -1,4 +1,4 @@
-//! Claims events that are due for sending: the server gets a lease of each event.
+//! Claims events that are due for sending: the server gets a lease on each event.
 
 use std::time::Duration;
 

@@ -10,7 +10,7 @@ use crate::{
     store::postgres::PostgresStore,
 };
 
-/// How long a webhook pauses after each failure when many deliveries in a row have failed, in seconds. Without the
+/// How long, in seconds, a webhook pauses after each failure when many deliveries in a row have failed. Without the
 /// pause, a receiver that refuses connections would be called hundreds of times a second.
 const PAUSE_SECONDS: f64 = 1.0;
 /// The maximum number of events of a stopped webhook that become dead letters together.

@@ -49,7 +49,7 @@ struct ClusterState {
     nodes: HashMap<ServerAddress, Arc<Node>>,
     /// Whether a call has failed, or a slot has moved, since the slot map was last queried.
     is_stale: bool,
-    /// Counts queries for the slot map, so that each query starts with another node.
+    /// Counts queries for the slot map, so that each query starts with a different node.
     queries: usize,
 }
 
@@ -376,7 +376,7 @@ async fn query_node(connection: &Connection, until: Instant) -> Result<SlotRange
 // === impl ClusterState ===
 
 impl ClusterState {
-    /// Returns the known nodes. Each call of this function returns them in another order.
+    /// Returns the known nodes. Each call of this function returns them in a different order.
     fn rotated_nodes(&mut self) -> Vec<Arc<Node>> {
         self.queries += 1;
         let mut nodes: Vec<_> = self.nodes.values().cloned().collect();

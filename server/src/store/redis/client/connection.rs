@@ -35,7 +35,7 @@ pub(super) enum Peer {
     Primary(Arc<Scripts>),
     /// An additional connection to a server. Its failures are not logged.
     Additional(Arc<Scripts>),
-    /// A sentinel or a seed node of a cluster: it reports where servers are, and stores no keys.
+    /// A sentinel, or a seed node of a cluster. It is only asked where servers are.
     Discovery,
 }
 

@@ -24,7 +24,7 @@ pub enum CallErrorKind {
     Unexpected,
 }
 
-/// Why a call failed. Messages of Redis can quote arguments, so an error contains only the code of the message.
+/// Why a call failed. Messages from Redis can quote arguments, so an error contains only the code of the message.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{}{}", .kind.as_str(), .code.as_deref().map(|code| format!(", {code}")).unwrap_or_default())]
 pub struct CallError {

@@ -31,7 +31,7 @@ const REPLY_TIMEOUT: Duration = Duration::from_millis(500);
 /// from the sentinels succeed, but what they write is lost when this primary rejoins.
 const QUERY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Finds the primary of a master name through sentinels.
+/// Asks sentinels for the primary with this master name.
 pub(super) struct SentinelGroup {
     master_name: String,
     sentinels: Vec<Connection>,
@@ -137,7 +137,8 @@ impl SentinelGroup {
         known.primary = Some((address, Arc::new(node)));
     }
 
-    /// Returns the address that a majority of sentinels name. Without a majority, the address that most sentinels name.
+    /// Returns the address that a majority of all sentinels name. Without a majority, returns the address that is named
+    /// most often.
     async fn query_primary(&self, until: Instant) -> Result<ServerAddress, CallError> {
         let reply_deadline = until.min(Instant::now() + REPLY_TIMEOUT);
         let mut queries: FuturesUnordered<_> =

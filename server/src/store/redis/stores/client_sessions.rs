@@ -1,5 +1,5 @@
-//! Client sessions in Redis. Their keys differ from those of other sessions, because older servers must not take them
-//! for sessions of the App.
+//! Client sessions in Redis. Their keys differ from those of other sessions, because older servers must not mistake
+//! client sessions for sessions of the App.
 
 use latchkey_crds::types::AppId;
 use redis::Value;
@@ -26,7 +26,7 @@ use crate::{
     store::stores::Stores,
 };
 
-/// The maximum number of sessions with a refresh token that a user can have with one client (specification: OpenID
+/// The maximum number of sessions with refresh tokens that one user can have with one client (specification: OpenID
 /// provider, Client sessions).
 const MAX_SESSIONS_OF_CLIENT: u32 = 20;
 
@@ -34,8 +34,8 @@ fn flag(value: bool) -> String {
     if value { "1" } else { "" }.to_owned()
 }
 
-/// Formats, as one field of the session, which claims the client requested for the ID token and for *userinfo*. Nothing
-/// else of `claims` is stored.
+/// Formats the claims that the client requested for the ID token and for *userinfo*, as one field of the session.
+/// Nothing else of `claims` is stored.
 fn claims_field(claims: &RequestedClaims) -> String {
     format!("{} {}", claims.id_token.bits(), claims.userinfo.bits())
 }

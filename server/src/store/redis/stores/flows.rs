@@ -34,7 +34,7 @@ const USED_CODE_SECONDS: i64 = 24 * 60 * 60;
 /// The keys of an App's unbound flows, or of its pushed requests of public clients, which are bounded in the same way.
 /// All keys are in one slot, so that a script can count the flows.
 pub(super) struct FlowKeys {
-    /// The keys of three indexes: the ids of flows, scored by their end; the client of each flow id; the number of
+    /// The keys of three indexes: the ids of flows, scored by their end time; the client of each flow id; the number of
     /// flows of each client.
     indexes: [String; 3],
     /// The key prefix of a flow; the flow's id follows.

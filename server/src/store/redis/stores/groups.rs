@@ -1,4 +1,4 @@
-//! The memberships of users in Redis: two fields of the user's hash, beside the profile.
+//! The memberships of users in Redis: two fields in the hash of each user, next to the profile.
 
 use std::sync::Arc;
 
@@ -14,8 +14,9 @@ use crate::domain::{
     user::UserId,
 };
 
-/// How long Redis stores the groups of a user without a session. Nobody needs them, but a request that has read older
-/// groups in Postgres must find the newer ones, and not store the older ones. No request lasts this long.
+/// How long Redis stores the groups of a user without a session. No session needs them, but a request that has read
+/// older groups from Postgres must find the newer groups in Redis, so that it does not store the older ones. No request
+/// lasts this long.
 const UNUSED_TTL_MILLIS: u64 = 5 * 60 * 1000;
 /// Separates the memberships. No name contains it, because names consist of printable characters.
 const SEPARATOR: char = '\n';

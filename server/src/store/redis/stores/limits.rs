@@ -32,7 +32,7 @@ fn known_client_key(app: &AppId, account: &AccountKey, client: ClientAddress) ->
     format!("lk:{{{app}:{}}}:known", hashed_subject(&format!("{} {client}", account.as_str())))
 }
 
-/// The reply for one check: the time at which the use was counted, or the limit that is reached.
+/// Parses the reply for one check: the time at which the use was counted, or the limit that is reached.
 fn parse_reply(
     redis: &RedisStore,
     check: &RateLimitCheck,

@@ -105,8 +105,8 @@ pub(in crate::store::redis) async fn count_queued_refusals(
 // === impl CountingState ===
 
 impl CountingState {
-    /// Returns the Apps of the batch whose current quarter was not recently added to `DUE_KEY`.
-    fn unannounced(&self, batch: &[(AppId, Refusal)]) -> Vec<AppId> {
+    /// Returns the Apps in the batch for which the current quarter was not recently added to `DUE_KEY`.
+    fn apps_to_announce(&self, batch: &[(AppId, Refusal)]) -> Vec<AppId> {
         let mut apps: Vec<AppId> = batch.iter().map(|(app, _)| app.clone()).collect();
         apps.sort();
         apps.dedup();
@@ -199,14 +199,14 @@ impl RedisStore {
     /// Adds the current quarter of the batch's Apps to `DUE_KEY`. This must happen before refusals are counted, so that
     /// `due_quarters` always finds the counts.
     async fn announce_due(&self, state: &mut CountingState, batch: &[(AppId, Refusal)]) -> Result<(), StoreError> {
-        let unannounced = state.unannounced(batch);
-        if unannounced.is_empty() {
+        let apps_to_announce = state.apps_to_announce(batch);
+        if apps_to_announce.is_empty() {
             return Ok(());
         }
         let quarter = state.quarter;
         let mut add = redis::cmd("ZADD");
         add.arg(DUE_KEY).arg("NX");
-        for app in &unannounced {
+        for app in &apps_to_announce {
             add.arg((quarter + 1) * QUARTER_MILLIS).arg(format!("{app} {quarter}"));
         }
         let mut commands = Pipeline::new();
@@ -215,7 +215,7 @@ impl RedisStore {
         self.send(Operation::CountRefusals, &commands).await?;
         state.announced.retain(|_, (announced, _)| *announced == quarter);
         let now = Instant::now();
-        state.announced.extend(unannounced.into_iter().map(|app| (app, (quarter, now))));
+        state.announced.extend(apps_to_announce.into_iter().map(|app| (app, (quarter, now))));
         Ok(())
     }
 

@@ -288,7 +288,7 @@ impl RedisStore {
     }
 
     /// Blocks logins of those users who have no live session: for `RETIRED_TTL_MILLIS`, no session below the given
-    /// epoch can be opened for them. Returns these users.
+    /// epoch can be opened for them. Returns the blocked users.
     pub(in crate::store) async fn retire_users(
         &self,
         app: &AppId,

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_two_windows_with_the_same_length_the_stricter_applies() {
+    fn the_stricter_of_two_windows_with_the_same_length_applies() {
         let window = |count, window_seconds| Window { count, window_seconds };
         let windows = [window(9, 60), window(100, 3600), window(5, 60)];
         assert_eq!(distinct_windows(&windows), [window(5, 60), window(100, 3600)]);

@@ -16,7 +16,7 @@ use serde_json::json;
 
 use crate::logins::{Connection, connect};
 
-/// Unix time in seconds at which all imported users were created.
+/// The creation time of all imported users, in Unix seconds.
 pub(super) const CREATED_AT: i64 = 1_600_000_000;
 
 /// A connection with the token of a ServiceAccount.

@@ -1,4 +1,4 @@
-//! Measures lists of users with each filter, in an App with few users and in an App with many.
+//! Measures calls that list users with each filter, in an App with few users and in an App with many.
 
 use std::time::Instant;
 
@@ -108,7 +108,7 @@ pub(super) async fn run(service: &Service) -> Result<Vec<Bound>> {
 
 /// Fills the Apps, and completes the work that Postgres would otherwise do while the calls are measured.
 async fn fill(connection: &mut PgConnection, apps: [(&str, u32); 2]) -> Result<()> {
-    // Switches off the check of foreign keys, so that a million identities are inserted much faster.
+    // Disables foreign key checks, so that a million identities are inserted much faster.
     sqlx::raw_sql("SET session_replication_role = replica").execute(&mut *connection).await?;
     for (app, users) in apps {
         sqlx::query(INSERT_USERS).bind(app).bind(i32::try_from(users)?).execute(&mut *connection).await?;

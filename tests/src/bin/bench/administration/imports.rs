@@ -22,7 +22,7 @@ use crate::measurements::{Bound, format_millis, histogram, p99_ratio};
 
 /// Number of users in a batch: the maximum of one import.
 const BATCH: usize = 1000;
-/// Number of batches that are imported, and also of batches that are inserted. Imports and INSERTs alternate.
+/// Number of imported batches, and also of inserted batches. Imports and INSERTs alternate.
 const BATCHES: u32 = 200;
 const WARM_UP_BATCHES: u32 = 5;
 /// The cost of the bcrypt hashes.
@@ -45,7 +45,7 @@ const ROUND_TIME: Duration = Duration::from_secs(8);
 /// Upper limit of the p99 of logins during an import, relative to the p99 without an import.
 const MAX_P99_RATIO: f64 = 2.0;
 
-/// Inserts a batch without looking for conflicts, in the same table and with the same values as an import. So imports
+/// Inserts a batch without looking for conflicts, into the same table and with the same values as an import. So imports
 /// and INSERTs update the same indexes, which have the same size for both.
 const INSERT: &str = "
     INSERT INTO users

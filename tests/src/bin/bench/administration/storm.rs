@@ -1,4 +1,4 @@
-//! Logins of one App during a storm of logins of another App, which has bcrypt hashes of a high cost.
+//! Logins to one App during a storm of logins to another App, which has expensive bcrypt hashes.
 
 use std::{
     convert::Infallible,
@@ -25,7 +25,7 @@ use crate::{
     measurements::Bound,
 };
 
-/// The cost of the bcrypt hashes. A check of one takes as long as 16 hashes with the server's own algorithm (Argon2).
+/// The cost of the bcrypt hashes. The check of one such hash takes as long as 16 of the server's own hashes (Argon2).
 const BCRYPT_COST: u32 = 12;
 /// Number of clients of the storm, each with its own client address and user.
 pub(super) const STORM_CLIENTS: u32 = 64;
@@ -41,7 +41,7 @@ const ROUNDS: u32 = 4;
 const ROUND_TIME: Duration = Duration::from_secs(5);
 /// Time until the storm has filled the queue.
 const FILL_TIME: Duration = Duration::from_secs(2);
-/// Time until the hashing queue has no jobs of the storm: a job must start within 2 s, and then takes less than a
+/// Time until the hashing queue has no jobs from the storm: a job must start within 2 s, and then takes less than a
 /// second.
 const DRAIN_TIME: Duration = Duration::from_secs(3);
 /// Minimum rate of logins during the storm, relative to the rate without it.

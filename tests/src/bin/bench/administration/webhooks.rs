@@ -22,7 +22,7 @@ const MAX_P50: Duration = Duration::from_millis(250);
 /// Upper limit of the p99 of the delays.
 const MAX_P99: Duration = Duration::from_secs(1);
 
-/// Measures the delays of registrations and of changes of names.
+/// Measures the delays of the events for registrations and for name changes.
 pub(super) async fn run(service: &Service) -> Result<[Bound; 2]> {
     let (app, client) = (service.apps.webhooks.id(), service.stack.client());
     let mut administrator = service.administrator().await?;

@@ -132,9 +132,9 @@ impl ServerAttack {
         if let Some(social_logins) = &social_logins {
             println!("  social logins without it      {}", social_logins.report_line());
         }
-        ensure!(logins.failed() == 0, "logins to {} fail without an attacker", self.app);
+        ensure!(logins.failed_count() == 0, "logins to {} fail without an attacker", self.app);
         ensure!(
-            social_logins.as_ref().is_none_or(|social_logins| social_logins.failed() == 0),
+            social_logins.as_ref().is_none_or(|social_logins| social_logins.failed_count() == 0),
             "social logins fail without an attacker"
         );
         let pid = self.stack.server().pid().context("the server runs")?;
@@ -148,7 +148,7 @@ impl ServerAttack {
         let watch = ServerWatch::new();
         let attacking = self.attacker_runtime.spawn(attacker);
         let (observed, ended) =
-            tokio::join!(self.measure_until_done(&watch), watch.follow(&self.stack, Instant::now()));
+            tokio::join!(self.measure_until_done(&watch), watch.watch_until_end(&self.stack, Instant::now()));
         attacking.abort();
         let (logins, social_logins) = observed?;
         println!("  users during the attack       {}", logins.report_line());
@@ -210,8 +210,8 @@ impl ServerAttack {
 
 fn bounds(what: &str, baseline: &UserMeasurements, attacked: &UserMeasurements) -> Vec<Bound> {
     let failed = Bound::new(
-        format!("no {what} fail: {} of {}", attacked.failed(), attacked.failed() + attacked.latency.len()),
-        attacked.failed() == 0,
+        format!("no {what} fail: {} of {}", attacked.failed_count(), attacked.failed_count() + attacked.latency.len()),
+        attacked.failed_count() == 0,
     );
     let (Some(baseline_p99), Some(p99)) = (baseline.p99(), attacked.p99()) else {
         let what = format!(
@@ -247,7 +247,7 @@ impl ServerWatch {
 
     /// Samples the server's memory until the end of the attack. If the server ends first, returns its exit status and
     /// the time since `started`.
-    async fn follow(&self, stack: &Stack, started: Instant) -> Option<(ExitStatus, Duration)> {
+    async fn watch_until_end(&self, stack: &Stack, started: Instant) -> Option<(ExitStatus, Duration)> {
         loop {
             if let Some(status) = stack.server().exit_status() {
                 self.server_ended.store(true, Ordering::Relaxed);

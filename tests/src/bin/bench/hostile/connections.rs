@@ -97,7 +97,7 @@ async fn attack(
         .await
 }
 
-/// Sends a part of a request and waits until the server responds or closes the connection, in a loop.
+/// In a loop, sends a part of a request and waits until the server responds or closes the connection.
 async fn send_partial_requests(server: SocketAddr, from: IpAddr, part: Bytes, counts: ResponseCounts) {
     loop {
         match send_partial_request(server, from, &part, &counts).await {

@@ -22,7 +22,7 @@ use crate::measurements::Bound;
 const APPS_OF_A_CLIENT: u32 = 128;
 /// Slightly more Apps than the hashing queue has slots on two cores.
 const APPS_OF_A_TENANT: u32 = 130;
-/// Number of clients of each of the tenant's Apps.
+/// Number of clients for each App of the tenant.
 const CLIENTS: u32 = 2;
 
 /// One client address has one login in flight in each of 128 Apps. Each App belongs to another tenant, and has the

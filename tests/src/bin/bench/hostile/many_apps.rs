@@ -46,7 +46,7 @@ const LINE: &str = "Dear customer, thank you for your patience while you read th
 /// How much memory of a server one tenant can use at most, in bytes: a quarter of the server's memory limit.
 const MAX_GROWTH: u64 = memory_limit::LIMIT_BYTES / 4;
 const CONCURRENCY: usize = 8;
-/// The Apps are settled if the status of none of them has changed for this long.
+/// The Apps are settled if no App's status has changed for this long.
 const SETTLED_AFTER: Duration = Duration::from_secs(20);
 /// Time limit until the Apps are settled.
 const SETTLED_LIMIT: Duration = Duration::from_secs(240);
@@ -83,8 +83,8 @@ pub(super) async fn run() -> Result<Vec<Bound>> {
     Ok(bounds)
 }
 
-/// Waits until the Apps are settled, at most for [`SETTLED_LIMIT`]. Returns the number of Apps for each reason why Apps
-/// are not Ready, and whether the Apps are settled. Under `Ready`, it counts the Apps that are Ready.
+/// Waits until the Apps are settled, at most for [`SETTLED_LIMIT`]. Returns the number of Apps by the reason why they
+/// are not Ready, with `Ready` for Apps that are Ready. Also returns whether the Apps are settled.
 async fn wait_until_settled(apps: &Api<app::App>) -> Result<(BTreeMap<String, usize>, bool)> {
     let end = Instant::now() + SETTLED_LIMIT;
     let (mut reasons, mut last_change) = (BTreeMap::new(), Instant::now());

@@ -31,7 +31,7 @@ use crate::measurements::Bound;
 
 const APPS: usize = 60;
 const CONCURRENCY: usize = 4;
-/// Limit for the creation of an App's keys, on a busy machine.
+/// Time limit for the creation of an App's keys, on a busy machine.
 const KEYS_LIMIT: Duration = Duration::from_secs(20);
 /// Time limit until the operator has deleted the key Secrets of deleted Apps that had no users.
 const RELEASE_LIMIT: Duration = Duration::from_secs(90);

@@ -20,7 +20,7 @@ use tokio::time::sleep;
 use super::operator_attack::OperatorAttack;
 use crate::measurements::Bound;
 
-/// How long the operators are observed. If an operator fails, a standby becomes leader and fails within this time too.
+/// How long the operators are observed. Within this time, a standby can replace a failed operator, and fail as well.
 const OBSERVATION_TIME: Duration = Duration::from_secs(25);
 
 /// The name of a nested or chained construct, and a function that returns a template with this construct.

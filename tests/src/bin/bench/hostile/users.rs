@@ -199,14 +199,14 @@ fn redirect_error(location: &str) -> String {
 // === impl UserMeasurements ===
 
 impl UserMeasurements {
-    pub(super) fn failed(&self) -> u64 {
+    pub(super) fn failed_count(&self) -> u64 {
         self.failures.values().sum()
     }
 
     /// p99 of the latency in microseconds. `None` if 1 % of the actions or more failed.
     pub(super) fn p99(&self) -> Option<u64> {
-        let all = self.failed() + self.latency.len();
-        (self.failed() * 100 < all).then(|| self.latency.value_at_quantile(0.99))
+        let all = self.failed_count() + self.latency.len();
+        (self.failed_count() * 100 < all).then(|| self.latency.value_at_quantile(0.99))
     }
 
     /// One line of the printed report.

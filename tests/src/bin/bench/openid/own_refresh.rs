@@ -17,7 +17,7 @@ use crate::{
 /// affects both Apps.
 const ROUNDS: u32 = 10;
 const ROUND_TIME: Duration = Duration::from_millis(1500);
-/// Minimum rate of refreshes of an App with pages and Clients, relative to an App that has neither.
+/// Minimum rate of refreshes in an App with pages and Clients, relative to an App with neither.
 const MIN_RATIO: f64 = 0.95;
 
 /// The sessions of an App, one for each of [`IN_FLIGHT`] clients.

@@ -33,8 +33,8 @@ use crate::{
 const NAME: &str = "bench";
 /// The scopes that an exchange requests.
 const SCOPE: &str = "openid profile email";
-/// The scopes that are requested at Latchkey for a session that is refreshed later. A `web` Client gets no refresh
-/// token without `offline_access`. Keycloak returns a refresh token for every session.
+/// The scopes that are requested from Latchkey for a session that is refreshed later. Without `offline_access`, a `web`
+/// Client gets no refresh token. Keycloak returns a refresh token for every session.
 const REFRESH_SCOPE: &str = "openid profile email offline_access";
 
 /// A provider with logged-in users, and its measurements.
@@ -47,7 +47,7 @@ pub(super) struct Contestant {
     _process: Option<Box<dyn Send>>,
 }
 
-/// A provider with which Latchkey is compared, or the reason why this provider is missing.
+/// A provider that is compared with Latchkey, or the reason why this provider is missing.
 pub(super) enum Peer {
     Ready(Box<Contestant>),
     Missing(String),
@@ -150,8 +150,8 @@ fn new_secret() -> String {
 // === impl Contestant ===
 
 impl Contestant {
-    /// Exchanges a code for each user. If the provider is compared in refreshes, also opens the session that each user
-    /// refreshes.
+    /// Exchanges a code for each user. If the benchmark compares the provider's refreshes, also opens the session that
+    /// each user refreshes.
     async fn new(
         name: &'static str,
         mut users: Vec<ProviderUser>,

@@ -71,7 +71,7 @@ impl Provider {
         format!("{}?{query}", self.authorize)
     }
 
-    /// The value of `Authorization` with which the client authenticates.
+    /// The client's credentials, as the value of the header `Authorization`.
     fn authorization(&self) -> String {
         let encode = |text: &str| form_urlencoded::byte_serialize(text.as_bytes()).collect::<String>();
         format!("Basic {}", BASE64_STANDARD.encode(format!("{}:{}", encode(&self.client_id), encode(&self.secret))))

@@ -23,12 +23,12 @@ use super::app_set::AppSet;
 /// Concurrent requests of the administrator.
 const CONCURRENCY: usize = 16;
 
-/// The name of one of the Clients of an App.
+/// The name of an App's Client with this number.
 pub(super) fn name(app: &str, number: usize) -> String {
     format!("{app}-client-{number}")
 }
 
-/// Creates this number of Clients for each App, in its namespace, and waits until all are Ready. Returns how long this
+/// Creates `per_app` Clients for each App, in the App's namespace, and waits until all are Ready. Returns how long this
 /// took.
 pub(super) async fn create_ready(client: &Client, app_set: &AppSet, per_app: usize) -> Result<Duration> {
     let wanted = app_set.len() * per_app;

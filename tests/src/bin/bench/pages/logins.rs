@@ -74,7 +74,7 @@ async fn run_round(server: SocketAddr, app: &str, kind: LoginKind, duration: Dur
     Ok(logins?.into_iter().sum())
 }
 
-/// Logs in until `end`. Each login is that of a new browser: it opens the login page, and sends its form.
+/// Logs in until `end`. Each login is from a new browser, which opens the login page and sends its form.
 async fn log_in_at_page_until(end: Instant, server: SocketAddr, from: IpAddr, app: &str) -> Result<u32> {
     let mut logins = 0;
     let mut connection = connect(server, from).await?;

@@ -28,10 +28,10 @@ pub(crate) struct AdministratorArgs {
     inbox: Url,
 }
 
-/// The number of new connections for the calls with each token of an ended session. The Service chooses a server for
-/// each connection at random, so the probability that one of two servers gets none of them is 2^-19.
+/// How many calls use each token of an ended session, each over a new connection. The Service chooses a server for each
+/// connection at random, so the probability that one of two servers gets no connection is 2^-19.
 const NEW_CONNECTIONS: usize = 20;
-/// Size of a page of the list of users: so small that the few users of the App need several pages.
+/// Page size for the list of users. It is so small that the few users of the App need several pages.
 const PAGE: u32 = 2;
 
 struct Administrator<'a> {
@@ -80,7 +80,7 @@ impl Administrator<'_> {
         let disabled = json!({ "disabled": true });
         let path = format!("users/{id}");
         let disabled = self.api.expect(Method::PATCH, &path, Some(&disabled), StatusCode::OK).await?;
-        // Every server must refuse the tokens immediately, so the calls below neither wait nor are repeated.
+        // Every server must refuse the tokens immediately, so the calls below do not wait and are not repeated.
         try_join_all((0..NEW_CONNECTIONS).map(|_| self.expect_ended(access, refresh))).await?;
         ensure!(disabled["state"] == "disabled", "{disabled}");
         self.log_event("user.disabled", &id)?;
@@ -89,7 +89,7 @@ impl Administrator<'_> {
         Ok(id)
     }
 
-    /// Calls with both tokens of an ended session, each over a new connection.
+    /// Asserts that a server refuses both tokens of an ended session, each over a new connection.
     async fn expect_ended(&self, access_token: &str, refresh_token: &str) -> Result<()> {
         let (url, app) = (&self.options.public_url, &self.options.caller.app);
         let [accessing, refreshing] = [PublicApi::new(url, app)?, PublicApi::new(url, app)?];
@@ -100,7 +100,7 @@ impl Administrator<'_> {
         refreshed.expect_error(StatusCode::BAD_REQUEST, "invalid_grant").context("the refresh token")
     }
 
-    /// Invites a user, who sets a password with the code of the mail. Returns the id.
+    /// Invites a user, who sets a password with the code in the mail. Returns the id.
     async fn invite_user(&self) -> Result<String> {
         let email = new_email("joan");
         let user = json!({ "email": email, "name": "Joan", "mail": "invitation" });

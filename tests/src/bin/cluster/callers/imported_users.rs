@@ -31,11 +31,11 @@ pub(crate) struct ImportedUsersArgs {
     with_password: usize,
 }
 
-/// The maximum size of a page of the list of users.
+/// The maximum page size for the list of users.
 const PAGE: u32 = 500;
 /// The maximum number of concurrent logins.
 const CONCURRENCY: usize = 16;
-/// Limit for the login of a user, with its repetitions.
+/// Time limit for the login of a user, including its repetitions.
 const LOGIN_LIMIT: Duration = Duration::from_secs(120);
 /// The delay before a login is repeated if the response does not say when.
 const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);

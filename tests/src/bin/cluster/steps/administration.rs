@@ -33,11 +33,11 @@ const UNLISTED: &str = "unlisted";
 /// The types of the events that the App's webhooks deliver. Only the administrator causes such events. Events of
 /// sessions are not delivered, because the load logs in all the time.
 const EVENTS: [&str; 4] = ["user.created", "user.password_changed", "user.disabled", "user.deleted"];
-/// The types of the events that are delivered for the App into which the users of Keycloak are imported.
+/// The types of the events that are delivered for the App with the imported Keycloak users.
 const IMPORT_EVENTS: [&str; 2] = [IMPORTED, "session.created"];
 const IMPORTED: &str = "users.imported";
 
-/// Limit for the delivery of events, and for the report of a server about a webhook, which it makes every 10 s.
+/// Time limit for the delivery of events, and for a server's report about a webhook. Servers report every 10 s.
 const EVENT_LIMIT: Duration = Duration::from_secs(300);
 /// The maximum number of events that an error message lists.
 const MAX_PRINTED: usize = 10;
@@ -46,8 +46,7 @@ const MAX_PRINTED: usize = 10;
 struct ExpectedEvents {
     /// The events about one user.
     of_users: Vec<Event>,
-    /// The number of imported users. Each batch of the import causes one event, which contains the number of the
-    /// batch's users.
+    /// The number of imported users. Each batch of the import causes one event, with the number of users in the batch.
     imported: u64,
 }
 
@@ -150,7 +149,7 @@ impl ClusterTest<'_> {
         self.create_pod(&pod).await
     }
 
-    /// Waits until the receiver has got the events, and the Apps report that they are delivered.
+    /// Waits until the receiver has got the events, and the Apps report the delivery.
     async fn wait_for_pushed_events(&self, apps: &[&App], expected: &ExpectedEvents) -> Result<()> {
         let received =
             retry_until_ok("the receiver gets the events", EVENT_LIMIT, || self.check_received_events(expected))

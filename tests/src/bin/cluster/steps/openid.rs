@@ -63,13 +63,13 @@ impl ClusterTest<'_> {
         })
         .await?;
         self.wait_until_client_ready().await?;
-        let log = self.wait_for_logins(count(&log)).await?;
+        let log = self.wait_for_logins(login_count(&log)).await?;
         self.cluster.kubectl(["-n", TOOLS_NAMESPACE, "rollout", "restart", &format!("deployment/{NAME}")]).await?;
         self.cluster.wait_for_rollout(TOOLS_NAMESPACE, NAME, Some(2)).await?;
-        let log = self.wait_for_logins(count(&log)).await?;
+        let log = self.wait_for_logins(login_count(&log)).await?;
         let failed: Vec<&str> = log.lines().filter(|line| line.starts_with(FAILED)).collect();
         ensure!(failed.is_empty(), "{failed:#?}");
-        println!("ok     the secret of a Client is rotated under load: 0 of {} logins failed", count(&log));
+        println!("ok     the secret of a Client is rotated under load: 0 of {} logins failed", login_count(&log));
 
         self.cluster.delete("v1", "Pod", Some(TOOLS_NAMESPACE), USERS_POD).await?;
         for name in [NAME, "behind"] {
@@ -135,7 +135,7 @@ impl ClusterTest<'_> {
     async fn wait_for_logins(&self, before: usize) -> Result<String> {
         retry_until_ok("more logins", LOGINS_LIMIT, || async {
             let log = self.cluster.pods(TOOLS_NAMESPACE).logs(USERS_POD, &LogParams::default()).await?;
-            ensure!(count(&log) >= before + LOGINS, "the log is {log}");
+            ensure!(login_count(&log) >= before + LOGINS, "the log is {log}");
             Ok(log)
         })
         .await
@@ -143,6 +143,6 @@ impl ClusterTest<'_> {
 }
 
 /// The number of logins in the log of the pod [`USERS_POD`], including failed logins.
-fn count(log: &str) -> usize {
+fn login_count(log: &str) -> usize {
     log.lines().filter(|line| *line == SIGNED_IN || line.starts_with(FAILED)).count()
 }

@@ -42,8 +42,8 @@ pub const RIGHT: Right = Right::Read;
 /// Number of users that are read at a time. A page has at most about 1 MiB of metadata.
 const PAGE_SIZE: u16 = 100;
 
-/// A line of the export: the fields of an import line, and the id and the state of the user. Fields without a value are
-/// left out.
+/// A line of the export: the fields of an import line, plus the id and the state of the user. Fields without a value
+/// are left out.
 #[derive(Serialize)]
 struct Line<'a> {
     id: String,

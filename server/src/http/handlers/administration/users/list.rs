@@ -152,7 +152,7 @@ pub async fn handle<S: Ports>(
             "cursor",
         ],
     )?;
-    let filter = filter(&query)?;
+    let filter = parse_filter(&query)?;
     let limit = query.limit()?;
     let cursor = Cursor::new(app.id(), "users", &filter);
     let position = cursor.position::<(String, Uuid)>(&query)?;
@@ -167,7 +167,7 @@ pub async fn handle<S: Ports>(
     })
 }
 
-fn filter(query: &Query<'_>) -> Result<UserFilter, Problem> {
+fn parse_filter(query: &Query<'_>) -> Result<UserFilter, Problem> {
     let given: Vec<_> = FILTERS.into_iter().filter(|name| query.get(name).is_some()).collect();
     if given.len() > 1 {
         return Err(Problem::invalid_request(format!("give at most one filter, not {}", given.join(" and "))));
@@ -217,7 +217,7 @@ fn filter(query: &Query<'_>) -> Result<UserFilter, Problem> {
         return Ok(UserFilter::EmailPrefix(prefix.to_ascii_lowercase()));
     }
     if let Some(prefix) = prefix("name_prefix")? {
-        // Each character is converted to lower case without its context, as in Postgres.
+        // Each character is converted to lower case on its own, as in Postgres.
         return Ok(UserFilter::NamePrefix(prefix.chars().flat_map(char::to_lowercase).collect()));
     }
     Ok(UserFilter::All { order })
@@ -234,7 +234,7 @@ mod tests {
 
     fn filter_of(text: &str) -> Result<UserFilter, String> {
         let uri: Uri = format!("/?{text}").parse().unwrap();
-        let filter = Query::parse(&uri, KNOWN).and_then(|query| filter(&query));
+        let filter = Query::parse(&uri, KNOWN).and_then(|query| parse_filter(&query));
         filter.map_err(|problem| problem.description.into_owned())
     }
 

@@ -25,12 +25,12 @@ pub(super) const APP_ID: &str = "cluster-test-moved";
 /// The export that the test imports without `--keycloak-export`.
 const FIXTURE: &str = "import/tests/fixtures/keycloak/shop-realm-and-users.json";
 
-/// Time limit for all logins together, to which [`LIMIT_PER_LOGIN`] is added for each user.
+/// Time limit for all logins together. [`LIMIT_PER_LOGIN`] is added to it for each user.
 const LOGINS_LIMIT: Duration = Duration::from_secs(180);
 /// Additional time for the login of each user, which checks a hash of each kind and makes a new one: for the kinds of a
 /// large export, this is the CPU time of about four of the server's own Argon2 hashes.
 const LIMIT_PER_LOGIN: Duration = Duration::from_millis(500);
-/// Limit for the deletion of the App with its users. The operator waits two minutes before it frees an appID.
+/// Time limit for deleting the App with its users. The operator waits two minutes before it frees an appID.
 const DELETION_LIMIT: Duration = Duration::from_secs(600);
 
 // === impl ClusterTest ===
@@ -92,7 +92,7 @@ impl ClusterTest<'_> {
             overrides = overrides.replace(word, &replacement);
         }
         self.cluster.delete_and_wait("v1", "Pod", Some(TOOLS_NAMESPACE), "import").await?;
-        // Without `--rm`, so that the log of the pod is left: it has the whole report. The output of kubectl can be
+        // Runs without `--rm` to keep the log of the pod, which has the whole report. The output of kubectl can be
         // incomplete, because the pod ends immediately.
         let command = ["-n", TOOLS_NAMESPACE, "run", "import", "--stdin", "--restart=Never"].map(String::from);
         let options = [
@@ -129,7 +129,7 @@ impl ClusterTest<'_> {
             Ok(())
         })
         .await?;
-        // Fails if more than one key Secret is left: that of the App under load.
+        // Fails if another key Secret is left besides that of the App under load.
         self.key_secret_data().await?;
         println!(
             "ok     an App with deletionPolicy Delete is deleted with its users ({:.0} s)",
