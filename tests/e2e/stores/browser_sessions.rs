@@ -14,7 +14,7 @@ use latchkey_server::{
         mail::EpochChange,
         pages::{
             self, BrowserId, BrowserLogin, BrowserSessionTimes, SessionCookie, SocialPurpose, SocialState,
-            finish_social_login, start_social_login,
+            open_returned_login, start_social_login,
         },
         password::Password,
         ports::{NewUser, PasswordHasher, Replication, Sessions, StoreFlowError, Users},
@@ -479,7 +479,7 @@ async fn a_social_login_returns_only_to_its_browser_and_keeps_a_long_authorizati
         let state = SocialState::open(&pages.app, &started.state, now()).unwrap();
         assert_eq!((state.purpose, &state.cookie), (SocialPurpose::LogIn, &started.cookie));
         let finish = async |browser: &BrowserId| {
-            finish_social_login(pages.call(), browser, &state, &started.cookie_value).await.unwrap()
+            open_returned_login(pages.call(), browser, &state, &started.cookie_value).await.unwrap()
         };
         assert!(finish(&other_browser).await.is_none());
         let finished = finish(&browser).await.unwrap();
@@ -488,7 +488,7 @@ async fn a_social_login_returns_only_to_its_browser_and_keeps_a_long_authorizati
         assert_eq!(finish(&browser).await.is_none(), is_stored, "a stored transaction is read once");
         let another = start_social_login(pages.call(), &browser, SocialPurpose::LogIn, None).await.unwrap();
         let another = SocialState::open(&pages.app, &another.state, now()).unwrap();
-        let swapped = finish_social_login(pages.call(), &browser, &another, &started.cookie_value).await.unwrap();
+        let swapped = open_returned_login(pages.call(), &browser, &another, &started.cookie_value).await.unwrap();
         assert!(swapped.is_none(), "the cookie of another login");
     }
 }
