@@ -76,7 +76,7 @@ fn check_key_set(text: &str) {
 /// The value of a claim; `None` if the assertion does not have it.
 type Claim = Option<Value>;
 
-/// Random claims of an assertion. `claims` contains all of them. The other fields repeat the claims that rules check.
+/// Random claims of an assertion. `claims` contains all of them. The other fields repeat those that the rules check.
 struct DrawnClaims {
     claims: Value,
     iss: Claim,

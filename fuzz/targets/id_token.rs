@@ -73,7 +73,7 @@ fn assert_rejected(token: &str) {
 /// The value of a claim; `None` if the token does not have it.
 type Claim = Option<Value>;
 
-/// Random claims of a token. `claims` contains all of them. The other fields repeat the claims that rules check.
+/// Random claims of a token. `claims` contains all of them. The other fields repeat those that the rules check.
 struct DrawnClaims {
     claims: Value,
     iss: Claim,

@@ -15,7 +15,7 @@ use crate::{
 
 /// The server's limit for one line of an import, in bytes.
 const MAX_LINE: usize = 64 * 1024;
-/// A text that must not appear in any message. Each fragment for a secret contains it.
+/// A text that must not appear in any message. It stands for the secrets in the fragments.
 const SECRET: &str = "c2VjcmV0";
 const NOW: i64 = 1_800_000_000;
 const FORMATS: [Format; 7] = [

@@ -55,7 +55,7 @@ pub(crate) fn id_token(claims: &Value) -> String {
     openid_app().keys.id_token_signer(IdTokenAlgorithm::ES256).unwrap().sign_id_token(claims).unwrap()
 }
 
-/// The manifest of a Client. `kind` is `web` or `public`. `members` are additional fields of the object `kind`.
+/// The manifest of a Client. `kind` is `web` or `public`: the name of the object that gets the fields `members`.
 fn client(id: &str, algorithm: &str, kind: &str, members: Value) -> Value {
     let mut own = json!({ "redirectURLs": WEB_URLS });
     for (name, value) in members.as_object().unwrap() {

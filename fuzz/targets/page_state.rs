@@ -118,7 +118,7 @@ fn check_bound_texts(draw: &mut Draw<'_>, browser: &BrowserId) {
     assert_eq!(Transaction::open(app, browser, &value, NOW), None);
 }
 
-/// The text after one bit of its decoded bytes has been flipped.
+/// The text with one flipped bit in its decoded bytes.
 fn with_flipped_bit(draw: &mut Draw<'_>, text: &str) -> String {
     let mut bytes = URL_SAFE_NO_PAD.decode(text).unwrap();
     let at = draw.below(bytes.len());

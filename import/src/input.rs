@@ -8,7 +8,7 @@ use std::{
 
 use crate::error::ImportError;
 
-/// Size of the read buffer.
+/// Size of the read buffer, in bytes.
 const BUFFER_BYTES: usize = 64 * 1024;
 
 /// An open file, with its name for messages.

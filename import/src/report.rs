@@ -72,7 +72,7 @@ pub(crate) enum Mode {
     Output,
 }
 
-/// Shortens text from the input, and replaces control characters. They could change how a terminal shows the report.
+/// Shortens a text, and replaces its control characters, which could change how a terminal shows the report.
 pub(crate) fn to_printable(text: &str) -> String {
     text.chars().take(400).map(|c| if c.is_control() { '?' } else { c }).collect()
 }

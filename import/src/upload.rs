@@ -59,8 +59,8 @@ impl Uploader {
         Ok(())
     }
 
-    /// Sends a batch. Returns the lines with a hash that the server refused, without this hash. If `is_repeated`, the
-    /// lines were sent before, so their ignored fields are already counted.
+    /// Sends a batch. Returns the lines that the server refused because of their hash, with the hash removed. If
+    /// `is_repeated`, the lines were sent before, so their ignored fields are already counted.
     fn send_batch(
         &mut self,
         batch: Batch,

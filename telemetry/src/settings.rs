@@ -40,7 +40,7 @@ pub struct InvalidSetting {
     pub(crate) reason: &'static str,
 }
 
-/// The environment variables: a function that returns the value of the variable with this name.
+/// The environment variables: a function from the name of a variable to its value.
 struct Variables<F>(F);
 
 // === impl Settings ===

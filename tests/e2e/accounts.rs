@@ -282,7 +282,7 @@ async fn only_the_right_password_reveals_that_a_user_is_disabled() {
 }
 
 #[tokio::test]
-async fn a_successful_login_renews_a_hash_that_has_old_parameters_or_another_algorithm() {
+async fn a_successful_login_replaces_a_hash_that_has_old_parameters_or_another_algorithm() {
     let test_app = TestApp::start().await;
     let client = test_app.register_and_confirm(EMAIL).await;
     for (algorithm, version, m_cost, phc_prefix) in [

@@ -410,7 +410,7 @@ async fn an_ingress_routes_the_hosts_for_hosted_pages_to_the_public_api() {
 }
 
 #[tokio::test]
-async fn an_http_route_has_the_hosts_for_hosted_pages_and_other_namespaces_can_reach_only_the_public_api() {
+async fn an_http_route_has_the_hosts_for_hosted_pages_and_other_namespaces_can_route_only_to_the_public_api() {
     let parent = "httpRoute.enabled=true,httpRoute.parentRefs[0].name=gateway";
     let plain = render(&["--set", parent]).await.unwrap();
     let hostnames = |objects: &[Value]| objects_of_kind(objects, "HTTPRoute")[0]["spec"]["hostnames"].clone();

@@ -39,7 +39,7 @@ impl ClockOffset {
         fs::rename(new, &self.0).unwrap();
     }
 
-    /// Builds a service with this clock in all programs.
+    /// A builder of a service in which all programs have this clock.
     fn builder(&self) -> Builder {
         self.envs().into_iter().fold(Stack::builder(), |builder, (name, value)| builder.env(name, &value))
     }

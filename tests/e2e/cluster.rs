@@ -62,7 +62,7 @@ async fn is_allowed(client: &Client, namespace: &str, group: &str, resource: &st
 }
 
 #[tokio::test]
-async fn servers_can_list_only_the_secrets_in_their_own_namespace() {
+async fn servers_can_only_list_secrets_and_only_in_their_own_namespace() {
     let install = TestCluster::shared().await.install().await;
     let client = install.server_account().client().await;
     let own_secrets: Api<Secret> = Api::namespaced(client.clone(), install.namespace());

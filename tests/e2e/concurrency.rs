@@ -20,7 +20,7 @@ use crate::{
 
 const EMAIL: &str = "ada@example.com";
 
-/// How many times each race runs. The result of a single race depends on chance.
+/// How many times a race runs. The result of a single race depends on chance.
 const ROUNDS: u64 = 12;
 
 /// An App on two servers with the same stores.

@@ -1,5 +1,5 @@
-//! How many connections and how much memory of a server clients can use with unfinished requests (specification:
-//! Limits, Connections and memory).
+//! The limits on the connections and the memory of a server that clients can use with unfinished requests
+//! (specification: Limits, Connections and memory).
 
 use std::{fs, net::IpAddr, time::Duration};
 

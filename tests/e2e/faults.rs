@@ -568,7 +568,7 @@ async fn a_confirmation_is_complete_or_undone_if_the_server_is_killed_during_it(
 // === TLS and passwords ===
 
 #[tokio::test]
-async fn both_stores_are_used_over_tls_and_their_certificates_are_verified() {
+async fn both_stores_are_used_over_tls_and_an_untrusted_postgres_certificate_is_refused() {
     let tls = || Some(ServerTls::new().expect("an authority"));
     let redis = redis::Options { tls: tls(), password: Some("s3cret".to_owned()), ..redis::Options::for_tests() };
     let postgres = postgres::Options { tls: tls(), ..postgres::Options::for_tests() };

@@ -300,7 +300,7 @@ async fn an_ended_session_is_refused_within_a_second_and_other_sessions_continue
 }
 
 #[tokio::test]
-async fn requests_get_503_and_never_401_without_redis() {
+async fn requests_with_a_valid_token_get_503_and_never_401_without_redis() {
     let setup = NginxSetup::start(TestApp::from_builder(app(), Stack::builder().proxied()).await).await;
     let user = log_in_new_user(&setup.test_app, EMAIL).await;
     setup.get_with_cookie(Some(user.token())).await.expect(StatusCode::OK);

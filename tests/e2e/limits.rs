@@ -254,7 +254,7 @@ async fn registrations_per_client_include_new_and_known_addresses() {
 }
 
 #[tokio::test]
-async fn codes_per_client_include_wrong_confirm_and_reset_codes_and_no_right_codes() {
+async fn codes_per_client_include_wrong_confirm_and_reset_codes_but_no_right_codes() {
     let test_app = TestApp::start_with(app().limit("codesPerClient", &[(2, HOUR)])).await;
     let client = test_app.client();
     for index in 0..3 {

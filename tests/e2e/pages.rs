@@ -81,7 +81,7 @@ impl PagesTest {
         browser
     }
 
-    /// The path and query of the link to a page in the nth mail to an address. The first mail is 1.
+    /// The path and query of the link to a page in the nth mail to an address. `nth` is 1 for the first mail.
     pub(crate) async fn mailed_link(&self, email: &str, nth: usize, page: &str) -> String {
         let mail = self.test_app.mail(email, nth).await;
         let begin = format!("{}{}?", self.test_app.stack.base_url(), self.path(page));

@@ -24,9 +24,9 @@
 //! alone can cause this failure, which the rate above does not count.
 //!
 //! If the interval is as wide as the time of a hash, the test cannot notice that a hash is missing. So the test also
-//! fails if, after the last evaluation, the interval is too wide: still wider than half of the time of a hash. In
-//! addition, the test measures requests that differ on purpose (a foreign hash that only one of the two checks, and a
-//! stored hash that costs nothing), and must find the difference.
+//! fails if the interval is too wide after the last evaluation: wider than half of the time of a hash. In addition, the
+//! test measures requests that differ on purpose (a foreign hash that only one of the two checks, and a stored hash
+//! that costs nothing), and must find the difference.
 //!
 //! With `LATCHKEY_RESPONSE_TIME_PAIRS=1000`, the test measures more precisely: the bound is then 2 % of the time of a
 //! hash, but at most 1 ms.

@@ -381,7 +381,7 @@ impl Webhook {
         Self { keys: Some(keys), ..Self::with_delivery(name, events, "push", json!({ "url": url })) }
     }
 
-    /// A webhook with events that wait until the ServiceAccount fetches them.
+    /// A pull webhook. Its events wait until the ServiceAccount fetches them.
     pub fn pull(name: &str, namespace: &str, service_account: &str, events: &[&str]) -> Self {
         let consumer = json!({ "serviceAccount": { "namespace": namespace, "name": service_account } });
         Self::with_delivery(name, events, "pull", consumer)

@@ -519,7 +519,7 @@ impl Settings {
         self.data.join("logs").join(format!("{name}.log"))
     }
 
-    /// Checks that the ports are free. The error names each port in use, and the variable that selects another port.
+    /// Checks that the ports are different and free. If not, the error names the variables that set them.
     fn check_ports(&self) -> Result<()> {
         let wanted = [
             ("PUBLIC_ADDR", self.public),

@@ -31,7 +31,7 @@ use crate::{
     web_browser::WebBrowser,
 };
 
-/// Programs admit only users in this group.
+/// The group of the test users. A program that restricts access admits only the members of this group.
 pub const GROUP: &str = "ops";
 /// The scopes that programs request.
 pub const SCOPES: [&str; 5] = ["openid", "profile", "email", "groups", "offline_access"];

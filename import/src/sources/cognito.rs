@@ -22,7 +22,8 @@ use crate::{
 };
 
 const SHAPE: Shape = Shape { arrays: &["Users"], texts: &[], top_array: TopArray::Records };
-/// Attributes that the import uses for fields of the user or for the report. They do not become metadata.
+/// Attributes that become fields of the imported user, and attributes about the phone number, which is only counted.
+/// They do not become metadata.
 const USED_ATTRIBUTES: [&str; 9] = [
     "sub",
     "email",

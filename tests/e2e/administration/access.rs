@@ -15,8 +15,8 @@ use uuid::Uuid;
 use super::{AdministrationTest, Administrator};
 use crate::support::LIVE_LIMIT;
 
-/// A call to the administration API. The user and the webhook in its path do not exist. The test makes the calls in the
-/// order of the table, which creates the group `staff` before it uses the group.
+/// A call to the administration API. The user and the webhook in its path do not exist. The tests make the calls in the
+/// order of the table, so that the group `staff` is created before it is used.
 pub(super) struct ApiCall {
     pub(super) method: &'static str,
     pub(super) path: &'static str,
@@ -201,7 +201,7 @@ async fn send_head(test: &AdministrationTest, name: &str, path: &str, media_type
 }
 
 #[tokio::test]
-async fn a_caller_can_have_eight_calls_in_flight_and_an_app_two_imports() {
+async fn a_caller_has_at_most_eight_calls_in_flight_and_an_app_at_most_two_imports() {
     let test = AdministrationTest::start().await;
     let mut held = Vec::new();
     for _ in 0..8 {

@@ -173,7 +173,7 @@ async fn unknown_and_malformed_groups_and_users_get_404() {
     assert_eq!(admin.get("groups").await.body["groups"].as_array().unwrap().len(), 1);
 }
 
-/// Six calls compete for one free place. A caller can have at most eight calls in flight.
+/// Sends six calls at a time, because a caller can have at most eight calls in flight.
 #[tokio::test]
 async fn concurrent_calls_do_not_exceed_the_limits_on_groups() {
     let test = AdministrationTest::start_with(unlimited_app("shop"), &[]).await;

@@ -121,7 +121,7 @@ async fn users_from_keycloak_log_in_with_their_passwords() {
 }
 
 #[tokio::test]
-async fn repeating_a_killed_import_resumes_it() {
+async fn repeating_a_killed_import_completes_it_without_duplicates() {
     let test = AdministrationTest::start_with(unlimited_app("shop"), &[]).await;
     let test_app = &test.test_app;
     let users = 12 * BATCH;

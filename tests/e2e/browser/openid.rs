@@ -20,8 +20,8 @@ fn form(pages: &PagesTest, client: &Client, callback: &str) -> String {
     format!("<form method=\"post\" action=\"{}\">{}<button>Go</button></form>", pages.url("authorize"), inputs.concat())
 }
 
-/// Logs in on the pages, and then sends the form on the other site. The user must not have to log in again, and the
-/// browser must send the response to the other site.
+/// Logs in on the pages, and then sends the form on the other site. This must not need another login, and the browser
+/// must send the response to the other site.
 async fn send_form_of_other_site(browser: &Browser, has_scripts: bool) {
     let pages = PagesTest::start().await;
     pages.test_app.register_and_confirm(EMAIL).await;

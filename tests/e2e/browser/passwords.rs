@@ -127,7 +127,7 @@ async fn the_button_is_large_and_neither_moves_other_elements_nor_covers_text() 
 }
 
 #[tokio::test]
-async fn there_is_no_button_without_scripts() {
+async fn the_button_is_not_visible_without_scripts() {
     let pages = PagesTest::start().await;
     pages.test_app.register_and_confirm(EMAIL).await;
     let browser = Browser::start_without_scripts().await.unwrap();

@@ -82,7 +82,7 @@ async fn the_scope_of_the_access_token_can_be_narrowed_but_not_widened() {
 }
 
 #[tokio::test]
-async fn a_session_with_offline_access_continues_after_a_logout_and_ends_when_the_epoch_rises() {
+async fn a_session_with_offline_access_continues_after_a_logout_and_ends_when_the_epoch_is_raised() {
     let test = OpenIdTest::start().await;
     let mut browser = test.logged_in_browser().await;
     let offline = test.tokens_in(&mut browser, "openid offline_access").await;
@@ -153,7 +153,7 @@ async fn a_user_who_is_no_longer_allowed_cannot_refresh_and_the_token_stays_vali
 }
 
 #[tokio::test]
-async fn refreshes_of_a_client_session_have_the_same_limit_as_refreshes_of_an_app_session() {
+async fn the_limit_refreshes_per_session_applies_to_client_sessions() {
     let test = OpenIdTest::start_with(app().limit("refreshesPerSession", &[(2, 600)]), default_clients()).await;
     let mut tokens = test.tokens("openid offline_access").await;
     for _ in 0..2 {

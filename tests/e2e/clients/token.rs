@@ -407,7 +407,7 @@ async fn pages_of_a_client_can_call_the_client_endpoints_without_credentials() {
 }
 
 #[tokio::test]
-async fn a_pushed_authorization_request_is_checked_when_it_is_pushed() {
+async fn an_authorization_request_can_be_pushed_and_is_checked_when_it_is_pushed() {
     let test = OpenIdTest::start().await;
     let fields = [("redirect_uri", CALLBACK), ("response_type", "code"), ("scope", "openid"), ("state", "s-1")];
     let pushed = test.post("par", AS_GRAFANA, &fields).await.expect(StatusCode::CREATED);

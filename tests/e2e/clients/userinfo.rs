@@ -103,7 +103,7 @@ async fn the_token_of_a_client_works_on_no_other_endpoint() {
 }
 
 #[tokio::test]
-async fn forward_auth_admits_a_client_token_for_the_apps_audience_until_the_client_is_removed() {
+async fn forward_auth_admits_a_client_token_with_the_app_as_audience_until_the_client_is_removed() {
     let mut client = rendered_client(GRAFANA, Some(SECRET));
     let app = app();
     client["tokens"]["audiences"] = json!([app.id()]);

@@ -279,7 +279,7 @@ async fn no_page_can_be_framed_and_no_page_url_contains_a_code() {
 }
 
 #[tokio::test]
-async fn a_removed_client_is_unknown_immediately() {
+async fn a_replaced_client_id_is_unknown_immediately() {
     let test = ProviderTest::start().await;
     let mut browser = test.logged_in_browser(EMAIL).await;
     test.code(&mut browser, &[]).await;

@@ -1,5 +1,5 @@
-//! Third-party libraries and proxies sign in users, get their groups, refresh and log out, also after the signing key
-//! and the secret have rotated.
+//! Third-party libraries and proxies sign in users, get the users' groups, refresh and log out, also after the signing
+//! key and the secret have rotated.
 
 use latchkey_tests::{
     openid::{

@@ -543,7 +543,7 @@ async fn a_client_can_have_a_secret_or_keys_of_its_own() {
 }
 
 #[tokio::test]
-async fn a_deleted_client_is_removed_immediately_and_a_new_one_inherits_nothing() {
+async fn a_deleted_client_is_removed_and_a_new_one_inherits_nothing() {
     let install = TestCluster::shared().await.install().await;
     let _servers = install.start_servers(1).await;
     let _operator = install.start_operator().await;

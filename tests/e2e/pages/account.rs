@@ -98,7 +98,7 @@ async fn a_user_ends_other_sessions() {
 }
 
 #[tokio::test]
-async fn the_activity_page_lists_events_with_their_times() {
+async fn the_activity_page_lists_events_with_times_in_utc() {
     let pages = PagesTest::start().await;
     let mut browser = pages.logged_in_browser(EMAIL).await;
     let activity = pages.open(&mut browser, "account/activity").await.expect_at(&pages.path("account/activity"));

@@ -11,7 +11,7 @@ fn expect_unavailable(page: LoadedPage) {
 }
 
 #[tokio::test]
-async fn pages_that_need_no_session_are_shown_without_redis_and_nothing_can_be_sent() {
+async fn pages_that_need_no_session_are_shown_without_redis_but_no_form_can_be_sent() {
     let pages = PagesTest::of(app(), Stack::builder().proxied()).await;
     let mut browser = pages.logged_in_browser(EMAIL).await;
     let mut stranger = pages.new_browser();

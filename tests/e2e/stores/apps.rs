@@ -590,7 +590,7 @@ async fn an_app_is_suspended_while_another_namespace_owns_its_app_id() {
 }
 
 #[tokio::test]
-async fn an_app_with_users_but_other_keys_is_suspended_and_reported() {
+async fn an_app_that_has_lost_the_keys_of_its_users_is_suspended_and_reported() {
     let fixture = Fixture::new().await;
     let namespace = super::codes::loaded_app(&fixture).doc.namespace;
     claim_app(&fixture, &a_claim(&fixture, &namespace)).await;

@@ -112,7 +112,7 @@ async fn only_one_of_fifty_concurrent_exchanges_is_the_first() {
 }
 
 #[tokio::test]
-async fn an_assertion_can_be_used_once_per_client_and_app() {
+async fn an_assertion_can_be_used_only_once_per_client_and_app() {
     let fixture = Fixture::new().await;
     let (stores, app) = (&fixture.stores, &fixture.app);
     let end = now().unix_timestamp() + 60;

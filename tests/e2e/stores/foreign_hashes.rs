@@ -80,7 +80,7 @@ async fn a_login_reads_the_user_and_the_classes_of_the_app() {
 }
 
 #[tokio::test]
-async fn an_app_has_at_most_four_classes_with_a_total_weight_of_32() {
+async fn an_app_has_at_most_four_classes_and_a_total_weight_of_at_most_32() {
     let fixture = Fixture::new().await;
     let user = create_user(&fixture, "ada@example.com").await;
     assert_eq!(set_hash(&fixture, a_user_id(), BCRYPT).await, SetForeignHashOutcome::NoUser);

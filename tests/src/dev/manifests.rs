@@ -15,7 +15,7 @@ use crate::postgres::write_private;
 const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
 
 /// The folder of manifests to render. If no socket address has to be replaced, this is the original folder. Otherwise
-/// it is a copy with replaced addresses, and [`Manifests::update_copy`] applies changes of the original.
+/// it is a copy with replaced addresses, and [`Manifests::update_copy`] copies changes from the original.
 pub(super) struct Manifests {
     from: PathBuf,
     to: PathBuf,

@@ -1,4 +1,4 @@
-//! What every program must be able to do: read the user's groups, sign in, refresh and log out, also after keys and
+//! What every program must be able to do: sign in, get the user's groups, refresh and log out, also after keys and
 //! secrets have rotated.
 
 use std::time::Duration;

@@ -169,7 +169,7 @@ async fn an_existing_user_is_unchanged_although_the_line_would_be_refused_for_a_
 }
 
 #[tokio::test]
-async fn the_first_duplicate_in_a_batch_that_can_be_created_wins() {
+async fn the_first_creatable_duplicate_in_a_batch_wins() {
     let fixture = Fixture::new().await;
     let existing = create(&fixture, a_new_user("taken@example.com")).await.id;
     let mut batch = lines(8);

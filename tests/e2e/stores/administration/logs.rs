@@ -232,7 +232,7 @@ async fn an_app_sees_and_retries_only_its_own_dead_letters() {
 }
 
 #[tokio::test]
-async fn calls_from_administrators_use_at_most_a_quarter_of_the_pool() {
+async fn calls_from_administrators_use_a_quarter_of_the_pool_but_at_least_two_connections() {
     let fixture = Fixture::new().await;
     for (max_connections, administrators) in [(4, 2), (16, 4)] {
         let options = postgres::Options {

@@ -2,10 +2,10 @@
 //!
 //! *confirm-password* and *register* validate a password before anything else. The attackers' password has 76
 //! characters. Almost all of them are digits and signs that can be read as a letter, some as more than one. The email
-//! address is the same text. So the strength check looks up every spelling of every part of the password. One client
-//! sends this password to *confirm-password*, which does not count a weak password as a wrong code. Four other clients
-//! send it to *register*. Each of the four changes its client address after a hundred requests, the default limit for
-//! one client address.
+//! address is the same text. So the strength check looks up every interpretation of every part of the password. One
+//! client sends this password to *confirm-password*, which does not count a weak password as a wrong code. Four other
+//! clients send it to *register*. Each of the four changes its client address after a hundred requests, the default
+//! limit for one client address.
 //!
 //! Attacks the bound on the cost of password validation: it must cost less than one password hash.
 
@@ -44,7 +44,7 @@ pub(super) async fn run(duration: Duration) -> Result<Vec<Bound>> {
         .await
 }
 
-/// Registers in a loop. Changes its client address when it has reached the limit for one client address.
+/// Registers in a loop. Changes its client address after [`REGISTRATIONS`] requests, the limit for one client address.
 async fn register_in_loop(server: SocketAddr, number: u32, app: String, counts: ResponseCounts) -> Infallible {
     let body: Value = json!({ "name": "Ada", "email": password(), "password": password() });
     let mut from = number;
