@@ -558,8 +558,8 @@ pub struct SigningKey {
     pub private_key: SecretString,
 }
 
-/// The key from which the keys for codes, refresh tokens and flows of social logins are derived (HKDF with one label
-/// per use).
+/// The key from which the keys for everything symmetric are derived, such as codes, refresh tokens and the cookies of
+/// hosted pages (HKDF with one label per use).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HmacKey {

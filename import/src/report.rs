@@ -124,7 +124,7 @@ impl Report {
         }
     }
 
-    /// Whether every user of the input is in the App, or in the output file.
+    /// Whether no user that should be imported was left out.
     pub(crate) fn is_complete(&self) -> bool {
         self.refused + self.without_address + self.unreadable == 0
     }

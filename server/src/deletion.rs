@@ -80,7 +80,7 @@ async fn release_app_id(apps: &Apps, stores: &Stores, released: &PendingDeletion
     if progress.done {
         info!(app = %claim.app, "the App was deleted and had no users; its appID is free");
     }
-    // After `Contended`, the loop in `run` goes on with the next App.
+    // Not `Partial`: after `Partial`, `run` would start its next round without a pause.
     Ok(DeleteOutcome::Contended)
 }
 

@@ -18,8 +18,8 @@ pub(crate) struct ClientChange {
     pub(crate) app: NamespacedName,
 }
 
-/// The changes that wait to be handled. Equal changes wait only once, so there are at most as many as there are
-/// Clients.
+/// The changes that wait to be handled. Equal changes wait only once, so the queue is bounded by the number of existing
+/// and just deleted Clients.
 #[derive(Default)]
 pub(crate) struct FairQueue {
     waiting: Mutex<Waiting>,

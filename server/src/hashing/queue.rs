@@ -38,8 +38,8 @@ struct KindCounts([usize; 4]);
 /// Queues that take turns according to the time that their jobs used (start-time fair queueing; Goyal, Vin and Cheng,
 /// 1996).
 struct FairScheduler<K, V> {
-    /// The virtual time: the time at which the queue that had the last turn was due. It advances with the time that
-    /// jobs use, not with a clock.
+    /// The virtual time: when the queue was due that was served most recently. It advances with the time that jobs use,
+    /// not with a clock.
     virtual_time: Duration,
     next_sequence: u64,
     /// The queues that have jobs, in the order in which they are due. Queues that are due at the same time are in order

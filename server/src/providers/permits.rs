@@ -28,8 +28,8 @@ const MAX_PER_CLIENT_AND_PROVIDER: usize = 4;
 /// Maximum number of permits of one IPv6 /48 at one Provider: half of the Provider's permits remain for others.
 const MAX_PER_SITE_AND_PROVIDER: usize = 16;
 /// Maximum number of permits of one client address at all Providers of all Apps: an eighth of all permits. If the
-/// maximum were four, four users who wait for a hanging provider would block every other user with their client
-/// address from all other providers.
+/// maximum were four, four users who share a client address and wait for a hanging provider would use up the permits of
+/// this address. Then nobody else at this address could log in with any other provider.
 const MAX_PER_CLIENT: usize = 16;
 /// Maximum number of permits of one IPv6 /48 at all Providers.
 const MAX_PER_SITE: usize = 32;

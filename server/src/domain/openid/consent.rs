@@ -15,7 +15,8 @@ use crate::domain::{
 /// Why the user must decide on the consent page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConsentReason {
-    /// The request asks for consent, or the setting of the client requires it.
+    /// The request asks for consent or for a choice of the account, or the setting `consent` of the client requires
+    /// consent.
     Consent,
     /// Any program on the device could have started the request (RFC 8252, 8.6).
     Interaction,
