@@ -91,7 +91,7 @@ generate: ## Generate the CRDs (also for the chart), docs/resources.md, the sqlx
 .PHONY: bench
 bench: ## Run the benchmarks: hashing, logins, refreshes, chaos, provider outage, operator, attackers, administration, pages, OpenID Connect (ARGS=logins, ARGS='hostile --only streams')
 	@scripts/need cc postgres redis control-plane dex argon2
-	@# The benchmark reports a peer that is missing.
+	@# Without Keycloak, the benchmark still runs, and reports Keycloak as missing.
 	@case ' $(ARGS) ' in *' openid '* | '  ') scripts/need keycloak || echo 'make bench: Keycloak cannot be obtained' >&2 ;; esac
 	$(BUILD) --release --bins
 	@exec env $(MALLOC) setpriv --pdeathsig TERM -- $(or $(CARGO_TARGET_DIR),target)/release/latchkey-bench $(ARGS)

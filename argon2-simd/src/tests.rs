@@ -61,8 +61,7 @@ fn data_independent_addressing_reads_the_same_blocks_for_every_password() {
             // Addressing is data-independent in the first half of the first of two passes, so for a quarter of all
             // blocks. Each of these blocks has one reference, and each address block has two references.
             assert!(independent.len() >= 1000 / 2 - 4 && independent.len() < 1000 / 2 + 40, "{}", independent.len());
-            // The other blocks, with data-dependent addressing, have one reference each. (The segments have 2,000 / 8 /
-            // lanes blocks, rounded down.)
+            // The other blocks, with data-dependent addressing, have one reference each.
             assert!(dependent.len() > 3 * 1000 / 2 - 20, "{}", dependent.len());
 
             let (independent, dependent) = references(&mut hasher, &function(Algorithm::Argon2i), b"first password");

@@ -125,7 +125,8 @@ pub enum Reason {
     PagesOff,
     /// An older Client of the App has the same client ID.
     ClientIDConflict,
-    /// Older Clients of the App leave no room for the Client: in number (in total or from other namespaces) or in size.
+    /// With this Client, the Clients of the App would exceed the maximum number (in total, or from other namespaces) or
+    /// the maximum total size. Older Clients have precedence.
     TooManyClients,
     /// A Secret with the name that the operator would use exists, and the Client does not own it.
     SecretConflict,
@@ -136,7 +137,7 @@ pub enum Reason {
     WaitingForServers,
     /// There is no serving pod.
     NoServers,
-    /// A server supports only older formats of the rendered document than the App needs.
+    /// The App or the Client needs a newer format of the rendered document than a server supports.
     ServersTooOld,
     /// A server rejected the rendered document.
     RefusedByServer,

@@ -3,7 +3,7 @@
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde_json::Value;
 
-/// Writes tables of all fields: path, type with bounds, description.
+/// Returns the page, with tables of all fields: path, type with bounds, description.
 pub fn to_markdown(definitions: &[CustomResourceDefinition]) -> String {
     let mut page = String::from(
         "# Fields of the resources\n\n\

@@ -88,7 +88,7 @@ pub struct RenderedApp {
     /// Distinguishes the App from an earlier App with the same appID, like [`DeletedApp::incarnation`].
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub incarnation: Option<String>,
-    /// Increases when the appID changes its owner, like [`DeletedApp::handover`].
+    /// The same number as [`DeletedApp::handover`]. It increases, for example, when the appID changes its owner.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub handover: Option<u32>,
     /// `iss` of the App's tokens: base URL, `/`, appID.

@@ -28,7 +28,8 @@ use crate::error::ImportError;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for one attempt, from the connection to the end of the response.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(120);
-/// Maximum size of a response, in bytes. Even a response of 1,000 results with only invalid fields is smaller.
+/// Maximum size of a response, in bytes. Even a response with 1,000 results that report every field as invalid is
+/// smaller.
 const MAX_RESPONSE_BYTES: usize = 4 * 1024 * 1024;
 /// Maximum size of a token file, in bytes. Tokens of ServiceAccounts have one or two kilobytes.
 const MAX_TOKEN_BYTES: usize = 16 * 1024;
@@ -45,7 +46,7 @@ pub(crate) struct Retries {
     pub max_retry_after: Duration,
 }
 
-/// The attempts take about two minutes in total, which is longer than a restart of all servers.
+/// The delays add up to about two minutes, which is longer than a restart of all servers.
 pub(crate) const RETRIES: Retries = Retries {
     attempts: 10,
     first_delay: Duration::from_millis(500),
@@ -188,7 +189,7 @@ impl Client {
                 }
                 Err(Failure::Temporary { reason, retry_after }) => (reason, retry_after),
             };
-            // The token is read again, because the response that was lost could have been a 401.
+            // Reads the token again before the next attempt: if a response was lost, it could have been a 401.
             if let Ok(token) = Token::read(&self.token_file) {
                 self.token = token;
             }

@@ -30,7 +30,7 @@ pub(crate) struct Context<'a> {
     pub report: &'a mut Report,
     hashes: Converter,
     sink: &'a mut dyn Sink,
-    /// Receives one line for each user or record that is not imported.
+    /// Receives a line for each user or record that is refused or cannot be imported, and the progress of the import.
     log: &'a mut dyn Write,
     /// The time of the import, in Unix seconds.
     pub now: i64,

@@ -16,7 +16,8 @@ use crate::{
 pub struct Converted {
     /// The lines for the server.
     pub lines: Vec<Vec<u8>>,
-    /// The number of users that are counted as imported or refused.
+    /// The number of users in the report: the users of the input without unreadable records, and without users that are
+    /// only counted as omitted, such as deleted users.
     pub users: u64,
     /// What is logged about users that are not imported.
     pub log: Vec<u8>,

@@ -42,7 +42,8 @@ pub(crate) struct Sorter {
     /// The bytes of the keys and payloads of all entries that are not yet in a run.
     arena: Vec<u8>,
     positions: Vec<Position>,
-    /// The runs by level, which is the number of merges that made a run. Runs of higher levels are older.
+    /// The runs by level. Runs that were sorted in memory have level 0. A merge of runs makes a run of the next level.
+    /// Runs of higher levels are older.
     levels: Vec<Vec<File>>,
 }
 

@@ -22,9 +22,9 @@ use crate::{
 /// How an import ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Every user of the input is in the App.
+    /// No user that should be imported was left out.
     Complete = 0,
-    /// At least one user of the input is not in the App.
+    /// At least one user was refused or could not be imported.
     SomeRefused = 1,
     /// The import did not run to its end.
     Aborted = 2,

@@ -36,7 +36,7 @@ fn an_import_needs_at_most_64_mib_for_any_file() {
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let file = |name: &str| BufWriter::new(File::create(path(name)).unwrap());
     let padding = "x".repeat(PADDING);
-    // In the import of the format gotrue, checks that each user has the identity from the second file.
+    // In the import of the format gotrue, checks that each user has the identity from the file of identities.
     let url = listen(|_, request| {
         let is_join = request.target.contains("source=gotrue");
         let is_joined =

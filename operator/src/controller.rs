@@ -260,7 +260,7 @@ mod tests {
         assert!(!serde_json::to_string(&calls[0].body).unwrap().contains("hush"));
     }
 
-    /// Returns an App of any name.
+    /// Returns the same App for every name.
     fn get(_: &NamespacedName) -> Option<Arc<DeserializeGuard<App>>> {
         let app = json!({
             "apiVersion": "latchkey.dev/v1alpha1", "kind": "App",

@@ -49,13 +49,13 @@ pub(crate) enum ErrorKind {
     Internal,
 }
 
-/// How often the reconcile of each object failed in a row.
+/// How often the work on each object failed in a row, for example its reconcile or the release of an appID.
 #[derive(Default)]
 pub(crate) struct Failures(Mutex<FailureCounts>);
 
 #[derive(Default)]
 struct FailureCounts {
-    /// For each object, how often its reconcile failed in a row, and when it failed last.
+    /// For each object, how often the work on it failed in a row, and when it failed last.
     by_object: HashMap<String, (u32, Instant)>,
     /// When the objects that no longer fail were last removed.
     cleaned_at: Option<Instant>,

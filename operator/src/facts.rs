@@ -45,8 +45,8 @@ pub(crate) struct SecretBytes(pub(crate) Vec<u8>);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ConfigMapValues {
     pub(crate) text: BTreeMap<String, String>,
-    /// The values under `binaryData`. Templates and texts must be under `data`; if they are here, they are only
-    /// reported.
+    /// The values under `binaryData`. Templates and texts must be under `data`; if they are here, they are not used,
+    /// but reported as errors.
     pub(crate) binary: BTreeMap<String, Vec<u8>>,
 }
 

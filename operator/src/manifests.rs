@@ -275,8 +275,8 @@ impl Manifests {
                 self.providers.insert(key, provider);
             }
             "Client" => {
-                // In a cluster, the API server checks these names. Here they must be valid, because a file is named
-                // after the Client.
+                // In a cluster, the API server checks these names. Here they must be valid, because they are in the
+                // name of the file with the secret of the Client.
                 if ClientId::of_client(&key.0, &key.1).is_err() {
                     return self.reject(location, &label, "metadata", "namespace and name must be names of objects");
                 }

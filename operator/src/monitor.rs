@@ -119,7 +119,7 @@ impl Monitor {
     }
 
     /// Records the published revision, and returns the current rollout state. From now on, the monitor triggers a
-    /// reconcile of the App when its rollout state is no longer the returned one.
+    /// reconcile of the App when its rollout state differs from the returned one and is not undecided.
     pub(crate) fn expect_revision(&self, app: &AppId, revision: &Revision) -> RolloutState {
         self.states().expect_revision(app, revision)
     }

@@ -32,7 +32,7 @@ enum State {
 
 impl Schedule {
     /// Queues an object, which can be reconciled now. If the object is being reconciled, it is reconciled once more
-    /// afterwards. If it already waits, it keeps its turn, unless that is later.
+    /// afterwards. If it already waits, it keeps its turn, unless that turn is later than `now`.
     pub(crate) fn queue(&mut self, object: NamespacedName, now: Instant) {
         match self.states.get_mut(&object) {
             None => self.wait(object, now),
@@ -55,8 +55,8 @@ impl Schedule {
         Some(object)
     }
 
-    /// Ends the reconcile of an object. Unless the object was queued during its reconcile, it waits until the time
-    /// `next`, or until it is queued if `next` is `None`.
+    /// Ends the reconcile of an object. If the object was queued during its reconcile, it can be reconciled again now.
+    /// Otherwise it waits until the time `next` or, if `next` is `None`, until it is queued.
     pub(crate) fn finish(&mut self, object: NamespacedName, next: Option<Instant>, now: Instant) {
         let next = match self.states.remove(&object) {
             Some(State::Running { is_queued: true }) => Some(now),

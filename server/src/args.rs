@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn password_hashes_can_cost_more_than_the_default_but_not_less() {
+    fn password_hashes_can_cost_more_than_the_default_up_to_a_limit_but_not_less() {
         let parse = |args: &[&str]| {
             let args = ["latchkey-server"].iter().chain(args);
             Arguments::try_parse_from(args).map(|arguments| arguments.serve.native_hashes())

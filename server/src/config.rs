@@ -1,5 +1,5 @@
-//! The rendered Apps that the server serves: its configuration. An App is replaced in one step, and subscribers receive
-//! every change.
+//! The rendered Apps that the server serves: its configuration. An App is replaced in one step, and each change is sent
+//! to the subscribers.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},

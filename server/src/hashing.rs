@@ -110,8 +110,8 @@ const BASE_MEMORY_MIB: u64 = 40;
 const THREAD_MEMORY_MIB: u64 = 1;
 /// How long it takes to send a response on a busy machine.
 const SEND_TIME: Duration = Duration::from_millis(50);
-/// How long a request waits for its job after `Shared::start_timeout` if the job has started by then. A job needs far
-/// less time.
+/// If a job has started within `Shared::start_timeout`, its request waits up to this much longer for the result. A job
+/// needs far less time.
 const RUN_TIMEOUT: Duration = Duration::from_secs(1);
 /// Like `RUN_TIMEOUT`, for a job with checks of foreign hashes. Such a job can need as much CPU time as a native hash
 /// and 32 hashes with the default parameters.
@@ -1017,6 +1017,7 @@ mod tests {
             .collect()
     }
 
+    /// Asserts that of four jobs of this kind, `limit` jobs run at a time.
     async fn assert_limited(kind: JobKind, threads: usize, limit: i64) {
         const JOBS: u8 = 4;
         let hashing = start_pool(threads, 64, Duration::from_secs(60));
@@ -1089,7 +1090,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_storm_of_heavy_logins_leaves_other_apps_almost_half_of_the_time() {
+    async fn a_storm_of_heavy_logins_leaves_other_apps_a_fair_share_of_the_time() {
         let hashing = start_pool(2, 64, Duration::from_secs(60));
         let calm = time_native_jobs(&hashing).await;
         let storm: Vec<_> = (0..8)

@@ -86,8 +86,8 @@ pub async fn delete_unverified(
 fn retention_rule(app: &Arc<App>, now: OffsetDateTime) -> UnverifiedExpiry {
     let days = time::Duration::days(i64::from(app.doc.unverified_retention_days));
     let code_lifetime = app.doc.mail.confirm_code_lifetime_seconds.max(app.doc.mail.reset_code_lifetime_seconds);
-    // Twice the lifetime: a mail is retried for up to the lifetime of its code, and that lifetime starts when the mail
-    // is sent.
+    // Twice the lifetime: the mail with the code is retried for up to one lifetime, and the code stays valid for one
+    // lifetime after the mail is sent.
     let max_code_age = time::Duration::seconds(2 * i64::from(code_lifetime));
     UnverifiedExpiry {
         claim: OwnershipClaim::from(&app.doc),

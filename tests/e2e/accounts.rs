@@ -316,7 +316,7 @@ async fn a_successful_login_replaces_a_hash_that_has_old_parameters_or_another_a
 }
 
 #[tokio::test]
-async fn hashes_are_the_same_with_every_instruction_set() {
+async fn every_instruction_set_computes_and_verifies_standard_argon2_hashes() {
     for kernel in argon2_simd::Kernel::supported() {
         let builder = Stack::builder().env("LATCHKEY_HASHING_KERNEL", kernel.name());
         let test_app = TestApp::from_builder(app(), builder).await;

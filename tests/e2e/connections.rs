@@ -64,7 +64,7 @@ async fn stalled_bodies_stay_within_the_budget_and_other_clients_are_served() {
     let app = app();
     let stack = Stack::builder()
         .app(&app)
-        // Slow bodies can use a sixteenth of the memory limit.
+        // Slow bodies can use a sixteenth of the memory limit, here 8 MiB.
         .args(["--memory-limit", "128Mi"])
         .env("GLIBC_TUNABLES", MALLOC_TUNABLES)
         .start()
@@ -108,7 +108,8 @@ async fn stalled_bodies_stay_within_the_budget_and_other_clients_are_served() {
     }
     let growth = max_memory.saturating_sub(before);
     println!("{held} bodies of 60 KiB held, {refused} refused: {} MiB more", growth / MIB);
-    // Of the 128 MiB, an eighth is for requests and a quarter for connections: together 48 MiB.
+    // Of the 128 MiB, an eighth is for requests (half of it for slow bodies) and a quarter for connections: together
+    // 48 MiB.
     assert!(growth < 48 * MIB, "{} MiB more with {held} bodies held", growth / MIB);
 
     // When the stalled clients have disconnected, the server accepts large bodies again.
@@ -198,7 +199,7 @@ async fn refusals_for_a_client_that_ignores_retry_after_are_delayed() {
         waits.push(began.elapsed());
     }
     assert!(waits[4] >= Duration::from_millis(500) && waits[5] >= Duration::from_secs(1), "{waits:?}");
-    // Other clients do not wait, and the server delays no refusal any more.
+    // Other clients do not wait, and no refusal is still being delayed.
     let other = stack.client();
     other.login(app.id(), EMAIL, PASSWORD).await.expect(StatusCode::UNAUTHORIZED);
     let held = metric(stack.server(), "http_refusals_held", "").await;

@@ -192,7 +192,7 @@ async fn the_openapi_document_lists_exactly_the_known_errors() {
 }
 
 #[tokio::test]
-async fn every_endpoint_has_the_same_response_for_an_unknown_app() {
+async fn email_endpoints_and_the_jwks_have_the_same_response_for_an_unknown_app() {
     let test_app = TestApp::start().await;
     let client = test_app.client();
     let long = "a".repeat(64);

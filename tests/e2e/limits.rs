@@ -124,7 +124,7 @@ async fn logins_per_client_are_counted_whatever_their_outcome() {
 }
 
 #[tokio::test]
-async fn the_default_limits_are_those_of_the_specification() {
+async fn three_default_limits_are_those_of_the_specification() {
     let test_app = TestApp::start_with(App::new("shop")).await;
     let client = test_app.client();
     for _ in 0..10 {

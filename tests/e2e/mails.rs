@@ -117,7 +117,7 @@ async fn links_carry_the_code_and_the_address_percent_encoded() {
     assert_eq!(query, [("code".to_owned(), code.clone()), ("email".to_owned(), email.to_owned())]);
     let html = mail.html.replace("&amp;", "&").replace("&#x2f;", "/");
     assert!(html.contains(&format!("href=\"{link}\"")), "{link} in {html}");
-    // Opening the link leaves the code valid, because the link only leads to a page of the App.
+    // The code in the link is valid.
     test_app.client().confirm(test_app.id(), &code).await.expect(StatusCode::OK);
 
     test_app.request_reset_code(email, 2).await;

@@ -72,8 +72,8 @@ async fn start_app(url: &str, ca: Option<&Path>) -> TestApp {
     test_app
 }
 
-/// Calls endpoints that use each kind of Redis key: codes, sessions, epochs, limits, known client addresses and
-/// refusals.
+/// Calls endpoints that together use these kinds of Redis keys: codes, sessions, epochs, limits, known client addresses
+/// and refusals.
 async fn assert_main_flow_works(test_app: &TestApp) {
     let (client, token) = test_app.register_and_log_in(EMAIL).await;
     test_app.verify(&token).await.expect(StatusCode::OK);

@@ -175,7 +175,7 @@ async fn a_weak_password_does_not_consume_the_code_and_is_checked_before_the_cod
 }
 
 #[tokio::test]
-async fn no_password_takes_longer_to_check_than_a_few_logins() {
+async fn a_hostile_password_takes_no_longer_to_check_than_three_logins() {
     let test_app = TestApp::from_builder(unlimited_app("hostile"), Stack::builder()).await;
     test_app.register_and_confirm(EMAIL).await;
     let client = test_app.client();

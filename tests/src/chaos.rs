@@ -35,8 +35,9 @@ const RETRY_PAUSE: Duration = Duration::from_millis(250);
 const REFRESH_LIMIT: Duration = Duration::from_secs(120);
 /// Number of sessions of each user. Latchkey allows 100.
 const SESSIONS_PER_USER: usize = 90;
-/// Maximum number of a thief's refreshes until the session ends: the first five late tokens are accepted, and the sixth
-/// late token ends the session (specification: Sessions and tokens, Reuse detection).
+/// Maximum number of a thief's refreshes until the session ends: the first five late tokens (previous refresh tokens
+/// after their grace period) are accepted, and the sixth late token ends the session (specification: Sessions and
+/// tokens, Reuse detection).
 pub const MAX_THIEF_REFRESHES: u32 = 6;
 
 /// Settings of a run.

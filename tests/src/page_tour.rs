@@ -42,7 +42,7 @@ const MAIL_LIMIT: Duration = Duration::from_secs(30);
 const PAGE_LIMIT: Duration = Duration::from_secs(60);
 
 /// A service with an App that enables every part of the pages. Several browsers can take the tour at the same time, if
-/// each uses another language.
+/// each uses a different language.
 pub struct PageTour {
     stack: Stack,
     app: App,

@@ -5,10 +5,9 @@ use std::{fs, path::Path};
 use latchkey_crds::webhook::WebhookEvent;
 
 const GUIDE: &str = "docs/webhooks.md";
-/// The folder of the tested programs. [`LANGUAGES`] lists the programs, each with the language of its code block in the
-/// guide.
-const PROGRAMS: &str = "clients/webhooks";
-const LANGUAGES: [(&str, &str); 3] = [("receive.ts", "ts"), ("receive.py", "python"), ("receive.go", "go")];
+const FOLDER: &str = "clients/webhooks";
+/// The tested programs in [`FOLDER`], each with the language of its code block in the guide.
+const PROGRAMS: [(&str, &str); 3] = [("receive.ts", "ts"), ("receive.py", "python"), ("receive.go", "go")];
 
 /// The code blocks of a Markdown document in this language, without those that are indented.
 fn code_blocks<'a>(text: &'a str, language: &str) -> Vec<&'a str> {
@@ -25,11 +24,11 @@ fn read(path: &str) -> String {
 #[test]
 fn the_guide_to_webhooks_shows_the_tested_programs() {
     let guide = read(GUIDE);
-    for (file, language) in LANGUAGES {
-        let program = read(&format!("{PROGRAMS}/{file}"));
+    for (file, language) in PROGRAMS {
+        let program = read(&format!("{FOLDER}/{file}"));
         let blocks = code_blocks(&guide, language);
         assert_eq!(blocks.len(), 1, "code blocks of {language} in {GUIDE}");
-        assert_eq!(format!("{}\n", blocks[0]), program, "{GUIDE} differs from {PROGRAMS}/{file}: copy the file");
+        assert_eq!(format!("{}\n", blocks[0]), program, "{GUIDE} differs from {FOLDER}/{file}: copy the file");
     }
 }
 

@@ -54,7 +54,7 @@ fn permute_row_pairs<const FIRST: usize>(rows: &mut [Quarters; 4]) {
     [rows[FIRST], rows[FIRST + 1]] = pairs;
 }
 
-/// Computes half of the columns of the result. `FIRST` is the number of the first quarter.
+/// Computes half of the columns of the result. `FIRST` is the number of the first pair of columns.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn permute_column_pairs<const FIRST: usize>(rows: &[Quarters; 4], summand: &Vectors, result: &mut Vectors) {

@@ -44,7 +44,7 @@ fn compress(previous: Vectors, reference: &Vectors, old: Option<&Vectors>, next:
     block
 }
 
-/// Computes half of the columns of the result. `FIRST` is the number of the first quarter.
+/// Computes half of the columns of the result. `FIRST` is the number of the first pair of columns.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn permute_column_pairs<const FIRST: usize>(rows: &[Quarters; 4], summand: &Vectors, result: &mut Vectors) {

@@ -162,7 +162,7 @@ topologySpreadConstraints:
 - name: {{ .name }}
   secret:
     secretName: {{ .secret }}
-    # This is 0440 in decimal, because YAML 1.2 would read 0440 as the decimal number 440.
+    # The octal number 0440, written in decimal: YAML 1.2 would read 0440 as the decimal number 440.
     defaultMode: 288
     items:
       - key: {{ .key }}

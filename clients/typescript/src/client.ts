@@ -76,7 +76,7 @@ export class Latchkey {
 
   /**
    * Calls your own backend with the access token. If the response is 401, refreshes the token and repeats the call.
-   * Pass only URLs of servers that can have the token.
+   * Pass only URLs of servers that are allowed to receive the token.
    */
   async fetch(input: RequestInfo | URL, init?: RequestInit): Promise<Response> {
     const original = new Request(input, init);
@@ -131,7 +131,7 @@ export class Latchkey {
   /** Exchanges a refresh token. The session does this automatically; use this method only for tokens that you store. */
   async refresh(refreshToken: string): Promise<Schemas["TokenResponse"]> {
     const body = { refresh_token: refreshToken };
-    // Only a form that an OpenID Connect client sends gets another type of response.
+    // The endpoint has another type of response only for OpenID Connect clients, which send a form and not JSON.
     const response = (await this.request("post", "/v1/{APPID}/token", { body })) as Schemas["TokenResponse"];
     if (typeof response.refresh_token !== "string") {
       throw new ApiError("the response has no tokens", 200, "unexpected_response");

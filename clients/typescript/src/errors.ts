@@ -22,7 +22,7 @@ export class ApiError extends Error {
   }
 }
 
-/** No response arrived; `cause` has the reason. The server can have handled the request. */
+/** No response arrived; `cause` has the reason. It is unknown whether the server handled the request. */
 export class ConnectionError extends Error {
   override readonly name = "ConnectionError";
 }

@@ -196,7 +196,7 @@ export class Session {
 
   /**
    * Returns the newer of two entries: that in memory (`#held`), and that in the store. Returns null if the session has
-   * ended.
+   * ended, or if the store is empty.
    *
    * Stores and browsers have no lock, so another tab can overwrite a newer entry. A tab that holds a newer entry than
    * the store writes its entry again.

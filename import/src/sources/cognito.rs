@@ -75,7 +75,8 @@ struct Federated {
     provider_name: String,
 }
 
-/// The user data that both forms of the input contain, JSON and CSV.
+/// A user of either form of the input, JSON or CSV. CSV has no `created_at`, and all its users are enabled and not
+/// external.
 struct User {
     username: String,
     attributes: BTreeMap<String, String>,

@@ -38,8 +38,8 @@ pub(crate) enum ClaimValidity {
     Deleting,
 }
 
-/// Whether the App that owns the appID exists. The key Secret names this App or, if the key Secret is lost, the
-/// rendered Secret.
+/// Whether the App that owns the appID exists. The owner is the App that the key Secret names. If the key Secret is
+/// lost, it is the App that the rendered Secret names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OwnerState {
     /// The App exists, or nothing proves that it does not exist.

@@ -29,7 +29,7 @@ pub(crate) struct AppFacts {
     pub(crate) texts: Option<Lookup<ConfigMapValues>>,
 }
 
-/// Who owns the appID that an App claims: the App itself, another App, or nobody.
+/// Who owns the appID that an App claims: the App itself, another App, or a deleted App.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ownership {
     /// This App owns the appID, or can take it.

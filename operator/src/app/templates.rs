@@ -8,8 +8,8 @@ use crate::facts::ConfigMapValues;
 
 /// The maximum size of a ConfigMap with templates, in bytes of keys and values.
 pub(crate) const MAX_CONFIG_MAP_BYTES: usize = 256 * 1024;
-/// The maximum number of keys in a ConfigMap with templates, about three times the 21 possible templates. The status
-/// names each key that is not a template, so the number of keys needs a bound.
+/// The maximum number of keys in a ConfigMap with templates: more than twice the 24 possible templates (8 mails with 3
+/// parts each). The status names each key that is not a template, so the number of keys needs a bound.
 const MAX_CONFIG_MAP_KEYS: usize = 64;
 
 /// The templates that can be published, and the errors in the other templates.

@@ -24,8 +24,8 @@ use crate::{
 };
 
 /// Reports the error of the decoder in the conditions, and does not change the other fields of the status. If the App
-/// is being deleted and its policy is not `Delete`, only removes the finalizer. If the last document cannot be
-/// published, the error is returned after the write of the status.
+/// is being deleted and its policy is not `Delete`, only removes the finalizer. If the removal of deleted Clients from
+/// the last document fails, the error is returned after the write of the status.
 pub(crate) async fn reconcile(
     guarded: &DeserializeGuard<App>,
     error: &str,

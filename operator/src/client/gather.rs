@@ -32,8 +32,8 @@ const MAX_OWN_CANDIDATES: usize = 1000;
 const MAX_CANDIDATES_OF_NAMESPACE: usize = 250;
 /// The maximum number of Clients of all other namespaces that are considered, the oldest first.
 const MAX_FOREIGN_CANDIDATES: usize = 2000;
-/// The maximum number of Clients, of all Apps together, that have their Secrets and ConfigMaps read at the same time.
-/// Each of these objects can have 1 MiB. The operator keeps only a hash or a key set of at most 16 KiB.
+/// The maximum number of Clients, of all Apps together, for which Secrets and ConfigMaps are read at the same time.
+/// Each of these objects can have 1 MiB. After the read, the operator keeps only a hash or a key set of at most 16 KiB.
 const CONCURRENT_READS: usize = 16;
 static READS: Semaphore = Semaphore::const_new(CONCURRENT_READS);
 /// How often the selection is made at most (the number of *rounds*). It is repeated if it includes Clients with
@@ -129,9 +129,10 @@ pub(crate) async fn select_for_app(app: &App, app_id: &AppId, context: &Context)
     Ok(clients)
 }
 
-/// Returns the Clients that refer to the App from a granted namespace, the oldest first and up to the maximum. Also
-/// returns a decision about each Client beyond the maximum: it is not considered. Clients without a grant are in neither list: their
-/// own reconcile finds out that there is no grant.
+/// Returns the Clients that refer to the App from a granted namespace, the oldest first, up to the maximum numbers
+/// ([`MAX_OWN_CANDIDATES`] and the two constants after it). For each of the other Clients with a grant, returns the
+/// decision that it is not considered. Clients without a grant are in neither list: their own reconcile finds out that
+/// there is no grant.
 fn consider(app: &App, app_name: &NamespacedName, context: &Context) -> (Vec<Considered>, Vec<Decision>) {
     let objects = &context.objects;
     let reference = ClientReference::App { namespace: app_name.namespace(), name: app_name.name() };
@@ -188,9 +189,9 @@ fn run_selection(
     select(policy, considered.iter().map(|one| &one.candidate), &*context.objects.namespaces, last)
 }
 
-/// Returns the indices of the Clients whose references are read after this round, the oldest first. After the first
-/// round, these are the selected Clients. After later rounds, they are also the Clients for which the selection had no
-/// room: if a selected Client turns out to be too large, they get its room. If each round read only the selected
+/// Returns the indices of the Clients for which the references are read after this round, the oldest first. After the
+/// first round, these are the selected Clients. After later rounds, they are also the Clients for which the selection
+/// had no room: if a selected Client turns out to be too large, they get its room. If each round read only the selected
 /// Clients, many rounds could be needed.
 fn next_reads(considered: &[Considered], selected: &[Selected], round: usize) -> Vec<usize> {
     let has_no_room =
@@ -313,8 +314,8 @@ pub(crate) fn has_published_clients(app_name: &NamespacedName, context: &Context
     secrets.iter().any(|secret| published.get(secret).is_some_and(|published| published.size.has_clients()))
 }
 
-/// Records that these clients belong to the App, if they could not be decoded since the start of the operator, so that
-/// they stay served. A new Client of the same name has another UID.
+/// Records the App for each of these clients that the operator could not decode since its start, so that the client
+/// stays served. A new Client of the same name has another UID.
 pub(super) fn record_app_of_undecodable(clients: &[RenderedClient], app_name: &NamespacedName, context: &Context) {
     for client in clients {
         let name = NamespacedName::new(&client.namespace, &client.name);
@@ -325,7 +326,8 @@ pub(super) fn record_app_of_undecodable(clients: &[RenderedClient], app_name: &N
     }
 }
 
-/// Records that an App is not accepted, and queues those of its Clients that are not in its last accepted document.
+/// Records that an App is not accepted. Queues its Clients without a decision about their current generation, and
+/// Clients with a decision that are no longer considered.
 pub(crate) fn report_rejected_app(app: &App, context: &Context) {
     let app_name = NamespacedName::from_metadata(&app.metadata);
     let (considered, _) = consider(app, &app_name, context);
@@ -341,7 +343,7 @@ pub(crate) fn report_rejected_app(app: &App, context: &Context) {
         outcomes.record_rejected_app(&app_name);
     }
     let undecided = considered.iter().map(|one| one.name.clone()).filter(|name| !known.contains(name));
-    // The namespaces of these Clients have no grant any more.
+    // Clients are no longer considered, for example, if the grant for their namespace was withdrawn.
     let withdrawn = outcomes.names(&app_name).into_iter().filter(|name| !known.contains(name));
     for name in undecided.chain(withdrawn) {
         context.reconcile_queue.enqueue_client(name);

@@ -167,8 +167,8 @@ impl ClientOutcomes {
         app_part: &Revision,
     ) -> Result<PublishCause, Duration> {
         let mut entries = self.0.lock();
-        // `before` is the revision of the published document. If that document has no Clients, `before` is also the
-        // revision of the App's own part, which can be unknown.
+        // If the revision of the App's own part is not known, `before` is used instead: the two are equal if the
+        // published document has no Clients.
         let known = entries.get(app).and_then(|entry| entry.app_part.as_ref()).map(|(part, _)| part);
         if known.or(before) != Some(app_part) {
             return Ok(PublishCause::App);
@@ -183,8 +183,8 @@ impl ClientOutcomes {
     }
 
     /// Records a published document. `before` is the revision that was published before, or `None` if it is not known.
-    /// `is_reported` returns whether a serving pod serves a revision. This function must also be called if a reconcile
-    /// finds that its document is already published.
+    /// `is_reported` returns whether a serving pod serves a revision. A reconcile that finds its document already
+    /// published must also call `record_published`.
     pub(crate) fn record_published(
         &self,
         app: &NamespacedName,

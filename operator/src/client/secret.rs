@@ -130,8 +130,8 @@ fn is_settled(known: &KnownSecret, client: &Client, desired: &DesiredSecret<'_>,
         }
         // The watch reports when this Secret is deleted or gets another owner.
         KnownSecret::OfType(_) => true,
-        // The watch may have reported the deletion of this Secret before the operator knew the Secret, so it is read
-        // again.
+        // A Secret of another type. If it was deleted before the operator recorded it, no further event reports the
+        // deletion, so it is read again.
         KnownSecret::Foreign => false,
     }
 }

@@ -67,7 +67,7 @@ pub(crate) trait NamespaceLabels {
 struct Usage {
     ids: BTreeSet<ClientId>,
     all: Amount,
-    /// The part of the total that Clients of namespaces other than the App's use.
+    /// The part of `all` that belongs to Clients of other namespaces than the App's.
     foreign: Amount,
     /// The number of Clients by namespace.
     by_namespace: BTreeMap<String, usize>,
@@ -85,7 +85,8 @@ pub(crate) fn implied_labels(namespace: &str) -> BTreeMap<String, String> {
 }
 
 /// Whether an App with this grant accepts the Clients of another namespace. If the labels of the namespace are unknown,
-/// no selector matches it. Otherwise `NotIn` and `DoesNotExist` would match it.
+/// no selector matches it. It must not count as a namespace without labels, because selectors with `NotIn` and
+/// `DoesNotExist` match such a namespace.
 pub(crate) fn grants(grant: &ClientNamespaces, namespace: &str, namespaces: &dyn NamespaceLabels) -> bool {
     match namespaces.labels(namespace) {
         Some(labels) => grant.grants(&labels),

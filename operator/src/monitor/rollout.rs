@@ -60,7 +60,7 @@ impl Pods {
     }
 
     /// Returns the rollout state of this revision: the worst that applies to any serving pod, in the order of
-    /// [`RolloutState`].
+    /// [`RolloutState`]. If several pods reject the revision, the first of them counts.
     pub(super) fn rollout(&self, app: &AppId, revision: &RevisionBytes) -> RolloutState {
         self.rollout_of_any(app, std::slice::from_ref(revision))
     }

@@ -49,7 +49,7 @@ impl DocumentSize {
     }
 
     /// Returns how many bytes this document needs beyond the published one. Returns 0 if only the keys grew, because
-    /// the quota never delays a key.
+    /// the quota never delays the publication of keys. It only delays a requested rotation before new keys exist.
     pub(super) fn growth(self, published: Option<Self>) -> u64 {
         match published {
             Some(published) if self.without_keys() <= published.without_keys() => 0,

@@ -194,7 +194,7 @@ impl<'a> Release<'a> {
         Ok(is_gone.then_some(keys))
     }
 
-    /// Whether an App of the namespace claims the appID, as far as the watch has reported.
+    /// Whether an App of the owner's namespace claims the appID, as far as the watch has reported.
     fn is_claimed(&self) -> bool {
         let objects = &self.context.objects;
         let AppIdOwner { namespace, name } = &self.owner;

@@ -49,12 +49,13 @@ pub(crate) struct Renderer {
 /// The outcome of a run, as lines to print.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct RenderSummary {
-    /// One line for each App that is served, and for each App that was removed.
+    /// One line for each App that is served, for each removed document, and for each document from which clients were
+    /// removed.
     pub(crate) apps: Vec<String>,
     /// One line for each rejected file, document, object or field, with the reason.
     pub(crate) rejected: Vec<String>,
-    /// References to objects that do not exist. These objects may be defined elsewhere, so such a reference is not an
-    /// error.
+    /// Problems that are not errors: references to objects that do not exist, because these objects may be defined
+    /// elsewhere, and files with keys or secrets that other users may still be able to read.
     pub(crate) unresolved: Vec<String>,
     /// The earliest time at which a previous client secret expires, so that the documents must be rendered again.
     pub(crate) next_due: Option<OffsetDateTime>,

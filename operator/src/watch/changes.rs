@@ -31,8 +31,8 @@ pub(super) enum WatchName {
     Namespaces,
 }
 
-/// A change that a watch reports, or that a new list reveals. All changes of an object until its deletion have the same
-/// name in memory.
+/// A change that a watch reports, or that a new list reveals. All changes of an object until its deletion share one
+/// copy of its name in memory.
 pub(super) enum WatchEvent<K> {
     Applied(NamespacedName, K),
     Deleted {

@@ -41,7 +41,8 @@ struct Known {
 pub(crate) enum KnownSecret {
     /// The Secret has the type of a Client's Secret. It may belong to another Client.
     OfType(Box<ClientSecretState>),
-    /// The Secret has another type, according to the reconcile of a Client. The watch does not report such Secrets.
+    /// The Secret has another type, according to the reconcile of a Client. The watch of Secrets of Clients does not
+    /// report such Secrets. The watch of other Secrets reports their deletion, except for the types that it excludes.
     Foreign,
 }
 
@@ -54,7 +55,7 @@ pub(crate) struct ClientSecretState {
     /// The hash of the value of the key `client-secret`, or `None` if the value is missing or cannot be a client
     /// secret.
     value: Option<SecretHash>,
-    /// Most Secrets have none.
+    /// The hash of the previous client secret. Most Secrets have none.
     previous: Option<Box<PreviousHash>>,
     /// A hash of the values of the keys `issuer` and `client-id`.
     identity: u64,
@@ -80,8 +81,8 @@ impl ClientSecrets {
     pub(super) fn record_watched(&self, name: &NamespacedName, state: ClientSecretState) -> bool {
         let mut known = self.0.lock();
         known.newest_version = known.newest_version.max(state.version);
-        // The record is inserted again under the name of the event. So it shares the name with the watch, even if the
-        // operator wrote the Secret before the watch reported it.
+        // The record is inserted again under the name of the event. So it shares one copy of the name in memory with
+        // the watch, even if the operator wrote the Secret before the watch reported it.
         let (recorded, has_changed) = match known.secrets.remove(name) {
             Some(KnownSecret::OfType(old)) if old.version > state.version || old.is_same(&state) => (old, false),
             Some(_) | None => (Box::new(state), true),

@@ -22,7 +22,8 @@ const ANNOTATION_PREFIX: &str = "latchkey.dev/";
 /// The maximum length of the error of a Client that cannot be decoded, in characters. The error can quote the Client.
 const MAX_ERROR_LENGTH: usize = 1024;
 
-/// The metadata of a Secret or ConfigMap. Its values are read when they are needed.
+/// The metadata of a Secret, a ConfigMap or a Namespace. The values of Secrets and ConfigMaps are read when they are
+/// needed.
 pub(super) type Metadata<K> = PartialObjectMeta<K>;
 
 /// A Client without its status. A cluster can have 50,000 Clients, and a status needs more memory than the rest of a

@@ -18,9 +18,9 @@ use super::{
 pub(crate) struct ReconcileQueue {
     pub(crate) apps: mpsc::UnboundedSender<NamespacedName>,
     pub(crate) providers: mpsc::UnboundedSender<NamespacedName>,
-    /// The names of rendered Secrets whose App might no longer exist.
+    /// The names of rendered Secrets. Their Apps might no longer exist.
     pub(crate) orphans: mpsc::UnboundedSender<String>,
-    /// AppIDs with keys, whose App might no longer exist.
+    /// AppIDs with keys. Their Apps might no longer exist.
     pub(crate) releases: mpsc::UnboundedSender<AppId>,
     pub(crate) clients: mpsc::UnboundedSender<NamespacedName>,
     /// Changes of Clients and of the objects that they reference, as the watches report them.

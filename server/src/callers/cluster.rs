@@ -54,7 +54,7 @@ struct CachedKeys {
 struct FetchLimiter {
     /// When keys were last fetched only because of an unknown key id.
     last_unknown: Option<Instant>,
-    /// The time of the last fetch if it failed. `None`: the last fetch succeeded.
+    /// The time of the last fetch if it failed. `None`: the last fetch succeeded, or there was none yet.
     last_failure: Option<Instant>,
 }
 

@@ -36,7 +36,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 const MIN_BACKOFF: Duration = Duration::from_millis(250);
 const MAX_BACKOFF: Duration = Duration::from_secs(5);
-/// After this time without a failure, the retry delays start again at [`MIN_BACKOFF`].
+/// After this time without a failure, the retry delays start again at [`MIN_BACKOFF`]. After a complete list or a
+/// change of a Secret, they start again immediately.
 const BACKOFF_RESET: Duration = Duration::from_secs(60);
 
 /// Timeouts of calls to the API server.

@@ -124,8 +124,8 @@ pub struct Event {
 
 /// More about an event. Contains no text from a client, no email address, no IP address and no secret.
 ///
-/// For the kinds `GroupMemberAdded` and `GroupMemberRemoved`, the store adds `group` (the name of the group) and, for a
-/// membership from a provider, `provider`: one change can cause many of these events, which differ only in the group.
+/// One change can cause many events of the kinds `GroupMemberAdded` and `GroupMemberRemoved`. To each of these events,
+/// the store adds `group` (the name of the group) and, for a membership from a provider, `provider`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Detail {
     /// How the user authenticated.

@@ -107,8 +107,7 @@ impl HashClass {
         let length = match self {
             Self::Argon2(_) | Self::FirebaseScrypt(_) | Self::Scrypt(_) => output.len(),
             Self::Bcrypt(_) => bcrypt::OUTPUT_BYTES,
-            // The longest output that the class can have: all its blocks are full. If `output` is shorter, it is
-            // repeated.
+            // The longest output that the class can have. If `output` is shorter, it is repeated.
             Self::Pbkdf2(class) => class.max_output_bytes(),
         };
         let output = output.iter().copied().cycle().take(length).collect();

@@ -38,7 +38,8 @@ pub struct RateLimited {
     pub retry_after: Duration,
 }
 
-/// The purpose of a mail. Mails of one purpose share a rate limit, so that a client cannot distinguish them.
+/// The purpose of a mail. Mails of one purpose share a rate limit, so that the limit does not reveal which of them was
+/// sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MailPurpose {
     /// Mails with a code that confirms an email address, and the notice that the owner of a known email address gets

@@ -42,8 +42,8 @@ pub struct User {
     pub contested: bool,
     pub disabled: bool,
     pub epoch: Epoch,
-    /// Rises with every change to the user, except a login, a new hash of the same password, and a change of
-    /// identities.
+    /// Rises with every change to the user, except a login, a new hash of the same password, and a change of identities
+    /// or groups.
     pub version: i64,
     pub created_at: OffsetDateTime,
     pub updated_at: OffsetDateTime,

@@ -58,9 +58,9 @@ impl DummyHashes {
 // === impl Checks ===
 
 impl Checks {
-    /// The checks of a login: one with the parameters of new hashes, and one for each class, in the order of `classes`.
-    /// The check of the user's own hash replaces the check of its class. If the hash has a class that is not in
-    /// `classes`, its check is added.
+    /// The checks of a login: first one with the parameters of new hashes, then one for each other class in `classes`,
+    /// sorted by class. The check of the user's own hash replaces the check of its class. If the hash has a class that
+    /// is not in `classes`, its check is added.
     pub(super) fn of_login(
         password: Password,
         own: Option<ParsedHash>,

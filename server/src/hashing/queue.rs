@@ -415,11 +415,13 @@ impl<N: Clone + Eq + Hash, A: Clone + Eq + Hash, C: Clone + Eq + Hash, T> FairQu
         self.length * 2 >= self.capacity && slots >= MAX_CLIENT_SLOTS_WHEN_CROWDED
     }
 
-    /// Returns the owner that must lose its newest job when `owner` adds a job to the full queue. The number of waiting
-    /// jobs decides: first the namespace with the most jobs, then the App with the most jobs in this namespace, then
-    /// the client with the most jobs in this App. Returns `None` if the owner found in this way is `owner` itself. The found
-    /// owner must also have more jobs than `owner` would have with the new job. This comparison is made at the first
-    /// level (namespace, App, client) at which the two differ. If it fails, returns `None`.
+    /// Returns the owner that must lose its newest job when `owner` adds a job to the full queue. Finds this owner in
+    /// three steps: the namespace with the most waiting jobs, its App with the most waiting jobs, and the client with
+    /// the most waiting jobs in this App.
+    ///
+    /// Returns `None` if the found owner is `owner` itself. Otherwise compares the waiting jobs of the two at the first
+    /// level (namespace, App, client) at which they differ. Returns `None` if `owner`, with the new job, would have at
+    /// least as many jobs as the found owner.
     fn displaced_owner(&self, owner: &JobOwner<N, A, C>) -> Option<JobOwner<N, A, C>> {
         let (namespace, apps) = self.namespaces.longest_queue()?;
         let mut is_same_so_far = *namespace == owner.namespace;
@@ -522,7 +524,7 @@ mod tests {
             queue.add(owner("tenant", name(number), number), number.into());
         }
         assert_eq!(queue.len(), 128);
-        // The new job displaces a job of the tenant, and is second in the order.
+        // The new job displaces a job of the tenant, and runs as the second job.
         assert!(matches!(queue.add(owner("other", "shop", 200), 1000), PushOutcome::Displaced(_)));
         let order = drain(&mut queue);
         assert_eq!(order.len(), 128);
@@ -530,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_gets_at_most_two_slots_while_the_queue_is_half_full() {
+    fn a_client_gets_at_most_two_slots_while_the_queue_is_at_least_half_full() {
         let mut queue = Queue::new(8);
         for item in 0..4 {
             assert_eq!(queue.add(only_app_owner("a", 1), item), PushOutcome::Queued);
@@ -637,7 +639,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_client_queues_are_dropped() {
+    fn the_number_of_idle_client_queues_is_bounded() {
         let mut queue = FairQueue::<u8, u32, u32, u32>::new(8);
         for client in 0..10_000 {
             let owner = JobOwner { namespace: 0, app: client % 100, client };
@@ -779,7 +781,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_follow_the_weight_of_jobs() {
+    fn turns_follow_the_expected_time_of_running_jobs() {
         let mut queue = Queue::new(200);
         for number in 0..40 {
             queue.push(&only_app_owner("heavy", 1), HEAVY, JOB * 10, number);

@@ -136,8 +136,9 @@ pub async fn authenticate_again<S: Ports>(
 }
 
 /// Returns the session of the request's access token, for forward auth. Forward auth also accepts a token of an OpenID
-/// Connect client, if the token has an audience of the App other than the issuer. The profile in such a session
-/// contains only what the token's scopes disclose. Forward auth caches sessions for up to a second.
+/// Connect client, if an audience of the token is an audience of the App. The issuer does not count here, because every
+/// token of a client has it as an audience. The profile in such a session contains only what the token's scopes
+/// disclose. Forward auth caches sessions for up to a second.
 pub async fn forward_auth_session<S: Ports>(
     state: &State<S>,
     app: &App,
@@ -217,8 +218,8 @@ pub fn invalid_token(app: &App, has_token: bool) -> Problem {
     )
 }
 
-/// The challenge that every 401 carries (RFC 9110, 15.5.2). RFC 6750, 3 requires at least one parameter, so each
-/// challenge contains the realm.
+/// The challenge of a 401 with the scheme Bearer. Every 401 has a challenge (RFC 9110, 15.5.2). RFC 6750, 3 requires at
+/// least one parameter, so each challenge contains the realm.
 pub fn challenge(app: &App, error: Option<ErrorCode>) -> HeaderValue {
     let realm = app.id();
     let text = match error {

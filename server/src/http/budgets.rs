@@ -384,18 +384,18 @@ mod tests {
             assert_eq!(slots.semaphore.available_permits(), connections);
             let hold = |client| budgets.refusals().hold(client, now, now, std::time::Duration::from_secs(5));
             let mut held = Vec::new();
-            let mut most_of_client = 0;
+            let mut max_held_of_client = 0;
             for last in 0..=u8::MAX {
                 // Four refusals are not held: the first one, and three more although the client ignores `Retry-After`.
                 for _ in 0..4 {
                     assert!(hold(client(last)).is_none());
                 }
                 let of_client: Vec<_> = std::iter::from_fn(|| hold(client(last))).collect();
-                most_of_client = most_of_client.max(of_client.len());
+                max_held_of_client = max_held_of_client.max(of_client.len());
                 held.extend(of_client);
             }
             assert_eq!(held.len(), connections / 2, "{mib} MiB");
-            assert_eq!(most_of_client, connections / 2 / 8, "{mib} MiB");
+            assert_eq!(max_held_of_client, connections / 2 / 8, "{mib} MiB");
         }
     }
 

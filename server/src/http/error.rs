@@ -40,7 +40,8 @@ macro_rules! error_codes {
                 }
             }
 
-            /// The status of the code. `invalid_request` is also sent with 408.
+            /// The status of the code. There are two exceptions: `invalid_request` is also sent with 408, and
+            /// `invalid_client` with 400 (see `client_not_found`).
             pub const fn status(self) -> StatusCode {
                 match self {
                     $(Self::$name => StatusCode::$status,)*

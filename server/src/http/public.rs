@@ -141,8 +141,8 @@ impl<S: Ports> Endpoints for PublicEndpoints<S> {
     }
 }
 
-/// Whether the App has this page. Without clients, the App has only one of the pages for clients: `authorize`, which
-/// shows `invalid_client`.
+/// Whether the App has this page. An App without clients has no page `consent`. Its page `authorize` shows
+/// `invalid_client`, and `account/applications` checks itself whether it exists.
 fn has_page(app: &App, route: PageRoute) -> bool {
     app.pages.is_some() && (app.has_clients() || !route.needs_clients())
 }

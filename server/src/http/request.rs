@@ -34,11 +34,12 @@ use crate::{
 pub const MAX_BODY: usize = 64 * 1024;
 /// Maximum depth of arrays and objects; the outermost object has depth 1 (specification: HTTP API, Request bodies).
 pub const MAX_DEPTH: usize = 16;
-/// Maximum number of values in a body. The largest body of our API has five fields. A body of 64 KiB such as `[0,0,…`
-/// would take 1 MiB as a tree of values.
+/// Maximum number of values in a JSON body. The largest body with this maximum has five fields. A body of 64 KiB such
+/// as `[0,0,…` would take 1 MiB as a tree of values.
 pub const MAX_VALUES: usize = 1000;
-/// Maximum number of parameters of a form. Our largest form has seven fields, and a provider sends fewer than twenty. A
-/// form of 64 KiB such as `a&b&c…` would take 2 MiB as a map (specification: HTTP API, Request bodies).
+/// Maximum number of parameters of a form. An authorization request has fewer than thirty known parameters, and a
+/// provider sends fewer than twenty. A form of 64 KiB such as `a&b&c…` would take 2 MiB as a map (specification: HTTP
+/// API, Request bodies).
 pub const MAX_PARAMETERS: usize = 64;
 const BOUNDS: Bounds = Bounds { depth: MAX_DEPTH, values: MAX_VALUES };
 /// Bounds of bodies with metadata: 8 KiB of metadata has at most 4,096 values.

@@ -35,8 +35,8 @@ pub(super) fn while_waiting(age: Duration, random_unit: f64) -> Duration {
     jitter((age / 4).clamp(Duration::from_secs(2), Duration::from_secs(600)), random_unit)
 }
 
-/// The delay before a raised epoch (which ends sessions) or a changed profile is sent to Redis again. There is no last
-/// attempt: a session that should end must end.
+/// The delay before a raised epoch (which ends sessions), a changed profile or changed groups are sent to Redis again.
+/// There is no last attempt: a session that should end must end.
 pub(super) fn for_epoch(attempts: u32, random_unit: f64) -> Duration {
     jitter(Duration::from_secs(1 << attempts.min(5)), random_unit)
 }

@@ -202,7 +202,8 @@ impl<S: Users + Codes + Sessions + GroupChanges + Send + Sync + 'static> OutboxD
         })
     }
 
-    /// The link to the hosted page, for an App that names no page of its own. `None` if the App has no hosted pages.
+    /// The link to the hosted page, with placeholders. It is used if the App names no page of its own. `None` if the
+    /// App has no hosted pages.
     fn page_template(&self, app: &App, kind: MailKind) -> Option<String> {
         app.pages.as_ref()?;
         let path = match kind {
@@ -635,7 +636,7 @@ mod tests {
         user: Option<User>,
         /// `None`: Redis is unavailable for codes.
         codes: Option<Mutex<Vec<(CodeKey, CodeRecord)>>>,
-        /// `None`: Redis is unavailable for epochs and profiles.
+        /// `None`: Redis is unavailable for epochs, profiles and groups.
         replication: Option<Replication>,
     }
 

@@ -25,7 +25,7 @@ pub struct MailMetrics {
 /// The outcome of an attempt to deliver a row of the outbox. It is the value of the metric label `outcome`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum AttemptOutcome {
-    /// The relay accepted the mail, or Redis stored the epoch or the profile.
+    /// The relay accepted the mail, or Redis stored the epoch, the profile or the groups.
     Sent,
     /// There was nothing to send.
     Skipped,

@@ -18,7 +18,7 @@ mod tests {
     use crate::outbound::OutboundPolicy;
 
     #[test]
-    fn only_mail_ports_are_allowed_even_in_a_listed_network_unless_insecure_mode_is_on() {
+    fn only_mail_ports_are_allowed_even_in_a_listed_network() {
         let listed = vec!["10.1.0.0/16".parse().unwrap()];
         let reach = OutboundPolicy { private_cidrs: listed, ..OutboundPolicy::default() };
         let settings = MailSettings { reach, ..MailSettings::default() };

@@ -11,9 +11,9 @@ use minijinja::{
     value::{Kwargs, Object, ObjectRepr, from_args},
 };
 
-/// The variables that contain the name of a Client. Their values are isolated, because another team chooses the name,
-/// and the name stands within sentences. In the list of devices, the variable `device` begins with the name of a
-/// Client.
+/// The variables that contain the name of a Client. Their values get the two isolating characters below, because
+/// another team chooses the name, and the name stands within sentences. In the list of devices, the variable `device`
+/// begins with the name of a Client.
 const WITH_CLIENT_NAMES: [&str; 2] = ["client", "device"];
 /// These two characters isolate the direction of the text between them (Unicode Standard Annex 9, 2.4): a right-to-left
 /// name cannot change the order of the words around it. Unlike `<bdi>`, the characters also work in titles and

@@ -11,8 +11,8 @@ use crate::domain::pages::settings::Theme;
 const TEXT_CONTRAST: f64 = 4.5;
 /// The lowest contrast of the border of a control, and of an icon (WCAG 2.2, 1.4.11).
 const CONTROL_CONTRAST: f64 = 3.0;
-/// The lowest contrast of text on the page around the card. If the darker page color does not have this contrast, the
-/// page gets the background of the card.
+/// The lowest contrast of text on the page around the card. The page is a little darker than the card only if text on
+/// it still has this contrast.
 const CANVAS_CONTRAST: f64 = 7.0;
 
 const BLACK: Rgb = Rgb([0, 0, 0]);

@@ -71,8 +71,8 @@ pub async fn report_states<S: WebhookEvents>(stores: S, apps: Arc<Apps>, env: En
     }
 }
 
-/// Returns the state of a webhook, or `None` if it has no usable key. The condition `ResolvedRefs` reports a missing
-/// key.
+/// Returns the state of a webhook, or `None` for a push webhook without a usable key. The condition `ResolvedRefs`
+/// reports the missing key.
 fn state_of(webhook: &Webhook, known: &DeliveryState, now: OffsetDateTime) -> Option<WebhookState> {
     Some(match &webhook.delivery {
         Delivery::Push(PushTarget { keys: None, .. }) => return None,
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_consumer_is_behind_if_an_event_waits_for_a_day() {
+    fn a_consumer_is_behind_if_an_event_waits_for_more_than_a_day() {
         let webhook = webhook(json!({ "pull": { "namespace": "shop", "name": "sync" } }));
         let now = OffsetDateTime::UNIX_EPOCH;
         let state = |hours| {

@@ -29,7 +29,7 @@ use crate::{
 
 /// Timeout of a delivery.
 const DELIVERY_TIMEOUT: Duration = Duration::from_secs(10);
-/// The maximum number of bytes of a response body that are read, so that its connection can be used again. Nothing of
+/// The maximum number of bytes of a response body that are read, so that the connection can be used again. Nothing of
 /// the body is kept.
 const MAX_DISCARDED_BYTES: usize = 64 * 1024;
 /// The maximum time in which the body of a response is read.
@@ -37,8 +37,8 @@ const DISCARD_TIMEOUT: Duration = Duration::from_secs(1);
 /// The limits of idle connections. Few connections are kept, and only briefly, because an installation can have many
 /// receivers.
 const POOL: PoolLimits = PoolLimits { max_idle_per_host: 1, idle_timeout: Duration::from_secs(5) };
-/// The delay before the server retries an event if it currently does not know the event's webhook or cannot sign for
-/// it.
+/// The delay until the next attempt for an event if this server does not know the webhook now, or has no key for its
+/// events.
 const UNKNOWN_WEBHOOK_DELAY: Duration = Duration::from_secs(30);
 
 /// Sends events to the receivers of all Apps.

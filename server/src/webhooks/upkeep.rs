@@ -78,7 +78,8 @@ pub async fn remove_old_events(stores: &Stores, apps: &Apps, metrics: &WebhookMe
     Ok(removed)
 }
 
-/// Sweeps up to 5,000 events of each kind. Returns how many were removed or became dead letters.
+/// Sweeps one webhook: each statement removes up to 5,000 events or makes them dead letters. Returns how many events
+/// were removed or became dead letters.
 async fn sweep_batch(
     postgres: &PostgresStore,
     key: &WebhookKey,

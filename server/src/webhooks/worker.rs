@@ -33,7 +33,7 @@ const CLAIM_INTERVAL: Duration = Duration::from_millis(20);
 const LEASE: Duration = Duration::from_secs(60);
 /// How often the queue is polled if there is no notification.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// How often the metrics of the backlog are updated.
+/// How often the metrics of the backlog are updated, and dummy events are deleted.
 const BACKLOG_INTERVAL: Duration = Duration::from_secs(15);
 /// How long running deliveries can continue at shutdown: the timeout of a delivery, and the time to store its outcome.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(15);
@@ -166,6 +166,7 @@ impl<S: WebhookEvents + Send + Sync + 'static, D: Sender> WebhookWorker<S, D> {
         Ok(counted.collect())
     }
 
+    /// Updates the metrics of the backlog and deletes dummy events, every [`BACKLOG_INTERVAL`] until shutdown.
     async fn report_backlog(&self, shutdown: &CancellationToken) {
         loop {
             let backlog = tokio::select! {

@@ -156,8 +156,8 @@ async fn a_change_that_is_cut_off_is_complete_or_absent() {
     let path = format!("users/{user}");
     let proxy = postgres_proxy(&test);
     let (mut refused, mut changes) = (0, 0);
-    // Each step cuts a connection after more bytes. The bytes of all connections count, including those of polling
-    // workers.
+    // Each step cuts a connection 250 bytes later than the step before. The bytes of all connections count, including
+    // those of polling workers.
     for step in 0..60 {
         let name = format!("Name {step}");
         proxy.set_trap(Trap::AfterBytes(1 + step * 250));

@@ -49,7 +49,7 @@ impl ProviderTest {
         Self::with_client(|client| client).await
     }
 
-    /// Starts a service with a Client that has a secret. `edit` changes the Client first.
+    /// Starts a service with a Client that has a secret. `edit` changes the Client before the service starts.
     pub(super) async fn with_client(edit: impl FnOnce(Client) -> Client) -> Self {
         Self::of(app(), edit, Stack::builder()).await
     }

@@ -57,7 +57,7 @@ async fn wait_until_deleted(install: &Installation<'_>, namespace: &str, name: &
     .await;
 }
 
-/// Waits until the App's condition reports the deletion with this text.
+/// Waits until the message of the App's condition Programmed reports the deletion and contains this text.
 async fn wait_for_deletion_message(install: &Installation<'_>, app: &App, text: &str) {
     eventually(&format!("the condition says {text:?}"), LIMIT, || async {
         let condition = install.condition(app, ConditionType::Programmed).await.unwrap();
@@ -110,7 +110,7 @@ async fn deleting_an_app_keeps_its_users_by_default_and_never_deletes_other_user
     let after = key_secret(&install, &app).await.unwrap();
     let keys_of = |secret: &Secret| {
         let mut keys: serde_json::Value = serde_json::from_slice(&secret_values(secret)["keys.json"]).unwrap();
-        // The operator raises this counter when it asks the servers whether the appID is free.
+        // The operator raises the counter `handover` when it asks the servers whether the appID is free.
         keys.as_object_mut().unwrap().remove("handover");
         keys
     };

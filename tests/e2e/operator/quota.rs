@@ -51,7 +51,7 @@ async fn a_namespace_at_its_quota_accepts_the_next_app_when_another_is_deleted()
     for app in [&third, &fourth] {
         assert!(key_secret(&install, app).await.is_none() && rendered_secret(&install, app).await.is_none());
     }
-    // Another namespace has its own quota. An edit of an accepted App is not counted again.
+    // Another namespace has its own quota. An edit of an accepted App does not count as a further App.
     let other_app = App::new("elsewhere");
     let other_namespace = install.tenants()[1].as_str();
     install.apply_all(&other_app.objects(other_namespace)).await.unwrap();
@@ -122,7 +122,7 @@ async fn an_app_that_exceeds_the_quota_keeps_its_last_revision() {
     assert_eq!(install.get(&large).await.unwrap().status.unwrap().revision, revision);
     assert_eq!(rendered_document(&install, &large).await, published);
     wait_until_served(&install, &servers, &large, true).await;
-    // A new App that exceeds the quota gets no appID. A small edit is within the quota.
+    // A new App that exceeds the quota gets no appID. An edit of a small App is still accepted.
     let next = App::new("next").template("confirm.txt", &template_of_size(45));
     // Creates the ConfigMap before the App, because without its templates the App would be within the quota.
     let objects: Vec<Value> = next.objects(install.tenant()).into_iter().rev().collect();

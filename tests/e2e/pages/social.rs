@@ -208,7 +208,7 @@ async fn a_user_links_and_unlinks_a_provider() {
     let linked = browser.open(&social.callback(&authorization, &grace())).await;
     let linked = linked.expect_at(&social.path("account/identities"));
     assert!(linked.text().contains("local is linked"), "{}", linked.html);
-    // A link can name any notice, but the page shows only a notice that is true.
+    // The query of the URL can name any notice, but the page shows only a notice that is true.
     for forged in ["linked&provider=evil", "unlinked&provider=evil", "unlinked&provider=local"] {
         let page = social.pages.open(&mut browser, &format!("account/identities?notice={forged}")).await;
         assert!(!page.html.contains("role=\"status\""), "{forged}: {}", page.html);

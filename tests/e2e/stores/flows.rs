@@ -151,7 +151,8 @@ async fn used_and_expired_flows_are_not_counted() {
     assert_eq!(count_found(&later, app, &expired).await, 0);
 }
 
-/// A registration's `tx` that is too long for the cookie is stored for an hour, a social login for ten minutes.
+/// A `tx` (the sealed target of a login) that is too long for the cookie is stored like a flow. The `tx` of a
+/// registration is stored for an hour, a flow of a social login for ten minutes.
 #[tokio::test]
 async fn the_indexes_of_flows_do_not_expire_before_the_flow_with_the_longest_lifetime() {
     let fixture = Fixture::new().await;

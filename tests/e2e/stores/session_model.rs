@@ -33,7 +33,8 @@ const MAX_EPISODE_TIME: Elapsed = Elapsed::from_millis(900);
 const IDLE_SECONDS: i64 = 10 * 24 * 3600;
 const LIFETIME_SECONDS: i64 = 30 * 24 * 3600;
 const TOUCH_INTERVAL_SECONDS: i64 = 60;
-/// How often in a day a late refresh token gets new tokens (specification: Sessions and tokens, Reuse detection).
+/// Maximum number of late responses of a session in a day. A late response is a response with tokens to the previous
+/// refresh token after its grace period (specification: Sessions and tokens, Reuse detection).
 const MAX_LATE_RESPONSES: usize = 5;
 /// Each late response adds this number to the lateness of the session, and each new generation subtracts 1
 /// (specification: Sessions and tokens, Reuse detection).

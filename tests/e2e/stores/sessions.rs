@@ -367,8 +367,8 @@ async fn a_refresh_within_the_minute_counts_as_a_use() {
     let key = format!("lk:{{{}:{user}}}:session:{}", fixture.app, first.id);
     let mut connection = redis::Redis::shared().await.connect().await.unwrap();
     let ttl: u32 = ::redis::cmd("TTL").arg(key).query_async(&mut connection).await.unwrap();
-    // By Redis's clock the session was opened a moment ago. By the clock of the store it was used 50 seconds later, so
-    // its key must live 50 seconds longer than the idle time.
+    // Redis counts the TTL by its own clock, by which the session was opened a moment ago. By the clock of `stores_at`,
+    // which is ahead, the session was used 50 seconds later. So its key must live 50 seconds longer than the idle time.
     assert!(ttl >= IDLE_SECONDS + 50, "{ttl} s");
     for _ in 0..99 {
         stores_at(52).await.open_session(&fixture.app, &a_session(user, 1)).await.unwrap();
@@ -476,9 +476,10 @@ async fn a_client_that_often_loses_responses_keeps_its_session() {
     assert_eq!(late_count, 121);
 }
 
-/// Each late response adds 2 to the lateness of the session, and each new generation subtracts 1 (specification:
-/// Sessions and tokens, Reuse detection). The script of an older server does not know the field `lateness`: it neither
-/// writes nor removes the field, and counts generations as before.
+/// Each late response (a response to the previous refresh token after its grace period) adds 2 to the lateness of the
+/// session, and each new generation subtracts 1 (specification: Sessions and tokens, Reuse detection). The script of an
+/// older server does not know the field `lateness`: it neither writes nor removes the field, and counts generations as
+/// before.
 #[tokio::test]
 async fn lateness_counts_even_if_older_servers_also_refresh_the_session() {
     let fixture = Fixture::new().await;

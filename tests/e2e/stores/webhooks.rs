@@ -173,7 +173,7 @@ async fn the_failures_of_a_webhook_are_counted_until_it_changes() {
         test.fixture.stores.delivery_states(&[webhook]).await.unwrap().remove(&test.key()).unwrap()
     };
     let failing = DeliveryState { failures: 12, stopped_for: None, oldest: None };
-    // Inserts the row without a fingerprint, as a claim does.
+    // Inserts the row without a fingerprint of the webhook's settings and keys, as a claim does.
     let claimed = "INSERT INTO webhooks (app_id, name, failures, stopped_for) VALUES";
     test.fixture.execute(&format!("{claimed} ('{}', 'sync', 12, repeat('a', 64))", test.fixture.app)).await;
     let stopped = DeliveryState { stopped_for: Some("a".repeat(64)), ..failing };

@@ -343,8 +343,8 @@ async fn events_wait_for_a_usable_secret() {
     let admin = test.admin();
     create_user(&admin, EMAIL).await;
     other_receiver.wait_for_distinct(1).await;
-    // If the server sent unsigned events, it would send the first event together with the second event of the other
-    // receiver.
+    // The first event is due again for `receiver`. A server that sent events without a signature would have sent it to
+    // `receiver` before `other_receiver` gets the second event.
     test.test_app.make_webhook_events_due().await;
     create_user(&admin, "grace@example.com").await;
     other_receiver.wait_for_distinct(2).await;

@@ -116,7 +116,7 @@ async fn a_new_key_restarts_a_stopped_webhook() {
 }
 
 #[tokio::test]
-async fn only_the_webhook_that_is_gone_stops() {
+async fn only_the_webhook_of_a_receiver_that_is_gone_stops() {
     let (gone, other) = (WebhookReceiver::start().unwrap(), WebhookReceiver::start().unwrap());
     gone.set_reply(Reply::status(410));
     let app = app().webhook(&Webhook::push("gone", &gone.url(), CREATED)).webhook(&Webhook::push(

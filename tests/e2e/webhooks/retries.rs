@@ -39,7 +39,7 @@ async fn a_failed_delivery_is_repeated_with_the_same_id_and_a_new_signature() {
 }
 
 #[tokio::test]
-async fn every_response_but_2xx_is_a_failure() {
+async fn a_status_other_than_2xx_or_a_closed_connection_is_a_failure() {
     let (test, receiver, _) = start_push(CREATED).await;
     let replies = [Reply::status(404), Reply::status(304), Reply::Disconnect];
     receiver.script(replies);

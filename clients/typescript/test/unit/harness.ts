@@ -51,7 +51,7 @@ export class FakeServer {
   #logins = 0;
   #issuedAt: number;
   #issued = 0;
-  #lateAnswers: number[] = [];
+  #lateRefreshes: number[] = [];
   #lateness = 0;
   #validAccessTokens = new Set<string>();
 
@@ -105,9 +105,9 @@ export class FakeServer {
   /** Whether the previous refresh token is still accepted, in the grace period or as a late refresh. */
   #acceptPrevious(now: number): boolean {
     if (now <= this.#issuedAt + GRACE) return true;
-    this.#lateAnswers = this.#lateAnswers.filter((at) => at > now - 24 * 3_600_000);
-    if (this.#lateAnswers.length >= 5 || this.#lateness + 2 > 14) return false;
-    this.#lateAnswers.push(now);
+    this.#lateRefreshes = this.#lateRefreshes.filter((at) => at > now - 24 * 3_600_000);
+    if (this.#lateRefreshes.length >= 5 || this.#lateness + 2 > 14) return false;
+    this.#lateRefreshes.push(now);
     this.#lateness += 2;
     this.#issuedAt = now;
     return true;

@@ -195,8 +195,8 @@ impl KeyDocument {
         let mut changed = self.clone();
         let is_active = |stored: &StoredSigningKey| stored.key.state == KeyState::Active;
         let signing = self.signing.iter().find(|stored| is_active(stored)).map(|stored| stored.key.algorithm);
-        // The key that signs access tokens also signs the ID tokens that use the same algorithm, so this algorithm needs
-        // no other key.
+        // The key that signs access tokens also signs the ID tokens that use the same algorithm, so this algorithm
+        // needs no other key.
         let needs_key = |algorithm: IdTokenAlgorithm| {
             algorithms.contains(&algorithm) && signing != Some(algorithm.signing_algorithm())
         };

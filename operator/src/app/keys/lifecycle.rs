@@ -28,9 +28,10 @@ mod tests;
 /// How long a retired key is stored after everything created with it has expired. Covers clock differences, and a pod
 /// that still creates tokens although it is not a serving pod any more.
 const RETIREMENT_MARGIN: Duration = Duration::HOUR;
-/// The maximum number of keys of one kind, or of keys for ID tokens with one algorithm. A status can list 192 (3 × 64)
-/// signing keys and 64 HMAC keys, so it always has room for the new key that a revocation needs. While 60 keys of a
-/// kind are stored, a rotation waits until one of them expires.
+/// The maximum number of keys of one kind, or of keys for ID tokens with one algorithm. A status can list 64 HMAC keys
+/// and 192 signing keys (64 for access tokens, and 64 for ID tokens with each of two algorithms), so it always has room
+/// for the new key that a revocation needs. While 60 keys of a kind are stored, a rotation waits until one of them
+/// expires.
 const MAX_KEYS: usize = 60;
 /// How many ids of revoked keys are stored.
 const MAX_REVOKED_IDS: usize = 64;

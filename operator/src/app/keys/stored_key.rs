@@ -132,8 +132,8 @@ impl StoredKey for StoredHmacKey {
 
     fn timing(policy: &KeyPolicy) -> KeyTiming {
         KeyTiming {
-            // Only servers read what is created with an HMAC key (refresh tokens, emailed codes, flows of social
-            // logins). So the key can be Active as soon as every serving pod knows it.
+            // Only servers read what is created with an HMAC key, such as refresh tokens, emailed codes and sessions of
+            // browsers. So the key can be Active as soon as every serving pod knows it.
             publication_delay: Duration::ZERO,
             requested_publication_delay: Duration::ZERO,
             rotation_period: Duration::days(policy.rotation_days.into()),

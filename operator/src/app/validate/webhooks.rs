@@ -37,8 +37,8 @@ pub(super) fn check(spec: &AppSpec, settings: &Settings) -> Result<(), Rejection
     Ok(())
 }
 
-/// Returns the webhooks. If the Secret of a webhook cannot be used, an error is added to `field_errors`, and its events
-/// wait.
+/// Returns the webhooks. If the Secret of a webhook cannot be used, an error is added to `field_errors`, and the events
+/// of this webhook wait.
 pub(super) fn webhooks(facts: &AppFacts, field_errors: &mut Vec<FieldError>) -> Vec<RenderedWebhook> {
     let webhooks = facts.app.spec.webhooks.iter().zip(&facts.webhook_secrets).enumerate();
     let mut rendered = Vec::new();

@@ -95,7 +95,7 @@ async fn a_secret_of_somebody_else_is_never_written() {
     let mut of_another_client = stored("7", &[]);
     of_another_client.metadata.owner_references.as_mut().unwrap()[0].uid = "another".to_owned();
     let opaque = Secret { type_: Some("Opaque".to_owned()), ..stored("7", &[]) };
-    // The watch does not report Secrets of other types, so such a Secret is read each time.
+    // The watch of Secrets of Clients does not report Secrets of other types, so such a Secret is read each time.
     for (foreign, reads) in [(of_another_client, 1), (opaque, 2)] {
         let script =
             (0..reads).fold(MockApi::default(), |script, _| script.expect(Method::GET, SECRET, respond(&foreign)));

@@ -39,7 +39,7 @@ pub struct Actor {
 }
 
 /// The version of a user. It rises with every change except a login, a new hash of the same password, and a change of
-/// identities. The API shows it as `ETag`.
+/// identities or groups. The API shows it as `ETag`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Version(pub i64);
 

@@ -76,8 +76,8 @@ async fn apply_reset_code<S: Users + Outbox + RateLimits + Codes + Sessions + Pa
     call: Call<'_, S>,
     request: ResetPasswordInput,
 ) -> Result<(), ResetPasswordError> {
-    // The first check uses only the email address. So a weak password gets the same response with a right and with a
-    // wrong code.
+    // The first check of the password uses the email address, but not the name, which is known only after the code was
+    // found. So a weak password gets the same response with a right and with a wrong code.
     check_password_policy(call, &request.password, password::likely_guesses(Some(&request.email), None)).await?;
     let found = find_code(call, &request.code, &[CodePurpose::Reset]).await?;
     let (key, record) = found.ok_or(ResetPasswordError::InvalidCode)?;

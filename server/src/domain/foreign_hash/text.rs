@@ -25,7 +25,8 @@ pub(super) fn number(digits: &str) -> Result<u32, HashError> {
     Ok(digits.parse().unwrap_or(u32::MAX))
 }
 
-/// Parses exactly these parameters in this order: `m=65536,t=3,p=4` for the names `m`, `t` and `p`.
+/// Parses the values of the parameters `names`. The text must contain all of them in this order and nothing more, for
+/// example `m=65536,t=3,p=4` for the names `m`, `t` and `p`.
 pub(super) fn params<const N: usize>(text: &str, names: [&str; N]) -> Result<[u32; N], HashError> {
     let mut values = [0; N];
     let mut parts = text.split(',');

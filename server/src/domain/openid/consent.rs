@@ -22,8 +22,8 @@ pub enum ConsentReason {
     Interaction,
 }
 
-/// Whether the user must decide, and why. A login that the user made for this request shows that the user is present.
-/// Such a login replaces the decision only for a program on the device.
+/// Whether the user must decide, and why. `has_just_logged_in`: whether the user made the last login for this request.
+/// Such a login shows that the user is present. That is enough for a program on the device, but it replaces no consent.
 pub(super) async fn consent_reason<S: Consents>(
     call: Call<'_, S>,
     request: &AuthorizationRequest,

@@ -85,16 +85,16 @@ pub async fn refresh_client<S: ClientSessions + Sessions + Groups + AuditLog>(
     Ok(issue_client_tokens(call.app, call.env, client, &session, narrowed, None, &groups)?)
 }
 
-/// The scopes that the client still has. `None` if the client has lost `openid`, or has lost `offline_access` and the
-/// session was granted it.
+/// Those granted scopes that the client still has. `None` if `openid` or `offline_access` was granted and the client
+/// has lost it.
 pub(super) fn remaining_scopes(client: &OpenIdClient, granted: Scopes) -> Option<Scopes> {
     let remaining = granted.intersection(client.scopes);
     let is_kept = |scope| !granted.contains(scope) || remaining.contains(scope);
     (is_kept(ClientScope::OpenId) && is_kept(ClientScope::OfflineAccess)).then_some(remaining)
 }
 
-/// The requested scopes. `None` if one of them was not granted. The session keeps `openid` and `offline_access` even if
-/// they are not requested.
+/// The requested scopes. `None` if one of them was not granted, or if no scope is requested. The session keeps `openid`
+/// and `offline_access` even if they are not requested.
 fn narrowed_scopes(granted: Scopes, requested: &str) -> Option<Scopes> {
     let is_granted = |name: &str| {
         let scope = Scopes::parse_known(name);

@@ -87,9 +87,9 @@ impl SessionCookie {
         split_array::<8>(&bytes).ok().map(|(time, _)| u64::from_be_bytes(time))
     }
 
-    /// This cookie is accepted only if the last login of its session was not later than the returned time, in Unix
-    /// milliseconds. Another login of the same user keeps the session and replaces the cookie. After that, a stolen
-    /// older cookie must not work.
+    /// Returns a time in Unix milliseconds. The cookie is not accepted if the last login of its session was later.
+    /// Another login of the same user keeps the session and replaces the cookie. After that, a stolen older cookie must
+    /// not work.
     pub(super) fn latest_auth_time_ms(&self) -> u64 {
         self.issued_ms.saturating_add(millis(MAX_AGE_AT_LOGIN))
     }
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refresh_token_is_no_session_cookie_although_both_have_the_same_length() {
+    fn a_refresh_token_without_its_prefix_is_no_session_cookie() {
         let app = fixtures::app(fixtures::rendered("shop"));
         let token =
             crate::domain::token::RefreshToken { user: cookie().user, session: cookie().session, generation: 1 };
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_login_replaces_the_cookie() {
+    fn a_cookie_can_be_one_minute_older_than_the_last_login() {
         assert_eq!(cookie().latest_auth_time_ms(), unix_millis(NOW + Duration::MINUTE));
         let last = SessionCookie { issued_ms: u64::MAX, ..cookie() };
         assert_eq!(last.latest_auth_time_ms(), u64::MAX);

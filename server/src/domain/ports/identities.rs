@@ -114,7 +114,7 @@ pub trait Identities: Sync {
         mail: Option<Mail>,
     ) -> impl Future<Output = StoreResult<bool>> + Send;
 
-    /// Links the identity and queues the notice to the verified email address of the user.
+    /// Links the identity and queues the notice to the email address of the user, if it is verified.
     fn link_identity(&self, app: &AppId, linking: LinkRequest)
     -> impl Future<Output = StoreResult<LinkOutcome>> + Send;
 

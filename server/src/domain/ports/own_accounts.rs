@@ -126,8 +126,9 @@ pub trait OwnAccounts: Sync {
     ) -> impl Future<Output = StoreResult<Option<User>>> + Send;
 
     /// Makes the pending email address the user's verified address, deletes an unverified account that had this
-    /// address, raises the epoch, queues the notice to the previous email address, and adds outbox rows that propagate
-    /// the epochs. Also returns `None` if another account has verified the email address.
+    /// address, raises the epoch, queues the notice to the previous email address, if there was one, and adds outbox
+    /// rows that propagate the epochs of both accounts. Also returns `None` if another account has verified the email
+    /// address.
     fn change_address(
         &self,
         app: &AppId,

@@ -61,7 +61,8 @@ pub enum EventOutcome {
     /// The webhook is stopped: the event and the other due events of the webhook, up to 5,000, become dead letters
     /// without an attempt.
     Stopped { error: String },
-    /// Tries again later, without counting an attempt: the App is not served, or has no such webhook now.
+    /// Tries again later, without counting an attempt: the App is not served, or has no push webhook of this name with
+    /// a usable key now.
     Wait { after: Duration },
 }
 

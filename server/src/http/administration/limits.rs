@@ -44,6 +44,7 @@ pub struct CallLimits {
     max_fetches: usize,
 }
 
+/// The calls that are counted together.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Key {
     /// The calls of a ServiceAccount to all Apps.

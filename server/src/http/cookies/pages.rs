@@ -1,6 +1,6 @@
 //! The cookies of the hosted pages: one for the browser session of each App, one for the browser itself, one for each
-//! transaction (a login or registration that has begun), and one for the language (specification: Browser sessions,
-//! Cookies).
+//! social login or registration that a page started (a transaction cookie), and one for the language (specification:
+//! Browser sessions, Cookies).
 
 use std::cmp::Reverse;
 

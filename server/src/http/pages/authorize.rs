@@ -59,8 +59,8 @@ pub(super) async fn show<S: Ports>(page: &Page<'_, S>) -> Result<Response, Probl
             (carried, page.state.env.now().unix_timestamp())
         }
     };
-    // The `tx` can contain what the consent page showed. It is dropped here, because only the form of the consent page
-    // contains a decision of the user.
+    // `shown` is what the consent page has shown to the user. It is dropped here, because only the form of the consent
+    // page contains a decision of the user.
     let carried = CarriedRequest { shown: None, ..carried };
     match check_request(page, carried, requested_at) {
         Ok(checked) => proceed(page, &checked, None).await,

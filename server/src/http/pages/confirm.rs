@@ -61,7 +61,8 @@ pub(super) async fn submit<S: Ports>(page: &Page<'_, S>, form: &Form) -> Result<
     let own = || cookies.iter().zip(&registrations).filter(|(_, registration)| registration.is_for(&address));
     // The address is confirmed, so the cookies of its registrations are cleared.
     let cleared = own().map(|(cookie, _)| page.cookies.transactions().clear(cookie)).collect();
-    // If the link in the mail was opened in another tab, the registration continues in that tab.
+    // If the link in the mail opened a new tab, the new tab has no `tx`. It continues with the `tx` of the
+    // registration.
     let registered_tx = match own().next() {
         Some((_, registration)) => registration.transaction(page.call()).await,
         None => None,

@@ -135,23 +135,23 @@ impl<'a, S: Ports> Page<'a, S> {
 
     // === checks ===
 
-    /// Checks the method, the body, the origin, `csrf` and `tx`, in this order (specification: Hosted pages, Requests).
-    /// Returns the form of a POST. Two pages also accept a POST from another site. Such a POST changes nothing, and has
-    /// neither `csrf` nor our origin. The browser sends no cookies with such a POST, so it looks like a request from a
-    /// new browser. Therefore the response sets no cookies.
+    /// Checks the method, the body, the query, the origin, `csrf` and `tx`, in this order (specification: Hosted pages,
+    /// Requests). Returns the form of a POST. Two pages also accept a POST from another site. Such a POST changes
+    /// nothing, and has neither `csrf` nor our origin. The browser sends no cookies with such a POST, so it looks like
+    /// a request from a new browser. Therefore the response sets no cookies.
     pub(super) fn check(&mut self, form: Result<Option<Form>, Problem>) -> Result<Option<Form>, Problem> {
         if !self.route.accepts(&self.request.method) {
             return Err(Problem::method_not_allowed(self.route.allow()));
         }
-        let is_cross_site = self.is_cross_site_request(&form);
-        if is_cross_site {
+        let can_be_cross_site = self.can_be_cross_site(&form);
+        if can_be_cross_site {
             self.own_cookies.clear();
         }
         let form = form?;
         if let Some(problem) = self.query_problem.take() {
             return Err(problem);
         }
-        if let Some(form) = form.as_ref().filter(|_| !is_cross_site) {
+        if let Some(form) = form.as_ref().filter(|_| !can_be_cross_site) {
             checks::check_origin(&self.request.headers, &self.url)?;
             let browser = self.sent.browser().ok_or_else(Problem::invalid_state)?;
             if !is_valid_csrf_token(self.app, browser, form.text("csrf")) {
@@ -159,7 +159,7 @@ impl<'a, S: Ports> Page<'a, S> {
             }
         }
         let text = match &form {
-            Some(_) if is_cross_site => None,
+            Some(_) if can_be_cross_site => None,
             Some(form) => form.get("tx"),
             None => self.query("tx")?,
         };
@@ -171,7 +171,7 @@ impl<'a, S: Ports> Page<'a, S> {
     }
 
     /// Whether another site can send this POST (specification: Authorization, Requests from other sites).
-    fn is_cross_site_request(&self, form: &Result<Option<Form>, Problem>) -> bool {
+    fn can_be_cross_site(&self, form: &Result<Option<Form>, Problem>) -> bool {
         self.request.method == Method::POST
             && match self.route {
                 PageRoute::Authorize => true,
@@ -271,10 +271,10 @@ impl<'a, S: Ports> Page<'a, S> {
     /// the new session. Returns `None` if the `tx` has expired.
     pub(super) fn tx_after_login(&self, text: &str, cookie: &SessionCookie) -> Option<String> {
         let OpenedTransaction { text, transaction } = self.open_transaction(text)?;
-        let answered = transaction.after_login(cookie);
+        let with_login = transaction.after_login(cookie);
         // If a server of the previous version made the `tx`, the login may not fit into it. The `tx` then stays without
         // the login, and the user must log in, or decide about the access of the client, once more.
-        Some(answered.seal(&self.state.env, self.app, &self.browser).unwrap_or(text))
+        Some(with_login.seal(&self.state.env, self.app, &self.browser).unwrap_or(text))
     }
 
     /// The session cookie of the request, if the cookie is valid. Its session may have ended nevertheless.

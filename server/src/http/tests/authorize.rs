@@ -1,5 +1,5 @@
-//! The pages for Clients: which requests are refused, and how, before any store is used. The stores always fail, so
-//! that each test shows that a refused request has changed nothing.
+//! The pages for Clients: which requests are refused, and how, before any store is used. In most tests, every store
+//! panics, so that a test fails if a refused request uses a store.
 
 use latchkey_crds::rendered::RenderedClient;
 use url::form_urlencoded;
@@ -173,7 +173,7 @@ async fn a_request_without_a_session_leads_to_the_login_or_the_registration() {
     assert!(english.body.contains("<html lang=\"en\""), "the user's own choice counts first");
     tx_for(&authorize(&server, &[("prompt", "create")]).await, 302, "register");
     tx_for(&authorize(&server, &[("prompt", "create login")]).await, 302, "register");
-    // After the login: the request again, which still has no session.
+    // A login leads back to `authorize`. This browser still has no session, so it is sent to the login again.
     let again = server.send_request(get_request(&format!("/shop/authorize?tx={tx}"), &browser.cookie)).await;
     tx_for(&again, 302, "login");
 }

@@ -1,5 +1,5 @@
 //! One type that implements all ports. Stores, limits and hashing fail in the way that the test chooses. Providers
-//! always fail in the same way.
+//! behave the same in every test: a social login can begin, except at the provider [`DOWN`], but never succeeds.
 
 use std::{sync::Arc, time::Duration};
 
@@ -53,7 +53,8 @@ use crate::domain::{
     webhook::QueuedEvent,
 };
 
-/// How the stores fail. `Limited`: a rate limit is reached. `Overloaded`: hashing is at capacity.
+/// How the stores fail. `Limited`: a rate limit is reached. `Overloaded`: hashing is at capacity. `Panicking`: a call
+/// of a store panics, so that a test fails if it uses a store.
 #[derive(Clone, Copy)]
 pub(super) enum FailingStores {
     Unavailable,
@@ -76,7 +77,7 @@ impl FailingStores {
     }
 }
 
-/// The name of a provider whose login page cannot be found.
+/// The name of a provider that is unavailable, so that a login cannot begin.
 pub(super) const DOWN: &str = "down";
 
 const OVERLOADED: Overloaded = Overloaded { retry_after: Duration::from_millis(2_500) };

@@ -1,5 +1,5 @@
-//! Hosted pages: which requests reach a page, and what protects every page. The stores always fail, so that each test
-//! shows that a refused request has changed nothing.
+//! Hosted pages: which requests reach a page, and what protects every page. In most tests, every store panics, so that
+//! a test fails if a refused request uses a store.
 
 use latchkey_crds::rendered::{Base64Bytes, KeyState, RenderedApp, RenderedLogo, RenderedProvider, SignUp};
 use serde_json::json;
@@ -221,7 +221,7 @@ async fn a_form_needs_the_cookie_of_its_browser_and_our_origin() {
 }
 
 #[tokio::test]
-async fn an_app_without_clients_has_no_pages_for_clients() {
+async fn an_app_without_clients_has_neither_a_consent_page_nor_an_applications_page() {
     let server = TestServer::with_app(FailingStores::Panicking, |app| app.pages = Some(fixtures::pages()));
     let unknown = server.send_request(get_request("/shop/nothing", "X-Request-Id: 1\r\n")).await;
     for page in ["consent", "account/applications"] {
@@ -283,7 +283,7 @@ fn session_cookie(app: &App, user: u128, age: Duration) -> String {
 }
 
 #[tokio::test]
-async fn an_old_cookie_signed_with_an_unknown_key_is_no_session() {
+async fn an_old_cookie_signed_with_an_unknown_key_is_no_session_and_a_recent_one_is_503() {
     let server = server(FailingStores::Panicking);
     // The App was deleted and created again, so the numbers of its keys begin with 1 again.
     let mut deleted_app = fixtures::rendered("shop");

@@ -94,7 +94,7 @@ async fn public_documents_can_be_cached_and_revalidated() {
 }
 
 #[tokio::test]
-async fn a_well_formed_request_id_is_kept() {
+async fn a_well_formed_request_id_is_kept_and_any_other_is_replaced() {
     let server = TestServer::new(FailingStores::Panicking);
     let id = async |headers: &str| {
         server.send_request(get_request("/", headers)).await.header("x-request-id").unwrap().to_owned()

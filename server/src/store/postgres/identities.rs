@@ -50,8 +50,8 @@ async fn insert(
 
 /// Removes what the former owner has added to an account: all identities, the memberships in groups that Providers
 /// reported, and the consents. Called after another person has proved to be the owner of the account's email address.
-/// `event` is the event of this change: the events of the memberships get the same origin. The transaction must have
-/// locked the user.
+/// `event` is the event of the whole change: the events of the memberships get its time, session, IP address and
+/// detail. The transaction must have locked the user.
 pub(super) async fn delete_of_user(
     connection: &mut PgConnection,
     app: &AppId,

@@ -151,7 +151,7 @@ async fn no_user_is_created_while_the_users_of_the_app_are_being_deleted() {
 }
 
 #[tokio::test]
-async fn a_user_shows_who_created_it() {
+async fn created_by_distinguishes_registrations_from_logins_with_a_provider() {
     let fixture = Fixture::new().await;
     let (stores, app) = (&fixture.stores, &fixture.app);
     let registered = crate::stores::a_new_user("ada@example.com");

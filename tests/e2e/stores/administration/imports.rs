@@ -330,7 +330,7 @@ async fn an_import_does_not_deadlock_with_creations_and_changes_that_use_the_sam
     let users = all_pages(&fixture, &UserFilter::EmailPrefix("u".to_owned()), 500).await;
     let addresses: BTreeSet<_> = users.iter().map(|user| user.email.as_ref().unwrap().canonical().to_owned()).collect();
     assert_eq!(users.len(), addresses.len());
-    // A line is refused if the moving user has the line's address at that moment.
+    // An imported line is refused if its address belongs to `mover` at that moment. `mover` has had ten such addresses.
     assert!((490..=500).contains(&users.len()), "{}", users.len());
 }
 

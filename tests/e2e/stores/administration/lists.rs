@@ -98,7 +98,7 @@ async fn a_user_is_found_by_email_address_external_id_and_subject() {
 }
 
 #[tokio::test]
-async fn a_user_with_several_states_is_listed_under_the_first() {
+async fn disabled_has_priority_over_contested_and_contested_over_unverified() {
     let fixture = Fixture::new().await;
     let mut users = Vec::new();
     for number in 0..8 {
@@ -106,7 +106,7 @@ async fn a_user_with_several_states_is_listed_under_the_first() {
     }
     let without_address =
         NewAdministeredUser { email: None, identities: vec![an_identity("1")], ..a_new_user("x@example.com") };
-    // Without an address there is nothing to verify.
+    // A user without an email address counts as active, because there is nothing to verify.
     let without_address = create(&fixture, without_address).await.id;
     users.sort();
     let mut active = [&users[6..], &[without_address]].concat();

@@ -1,5 +1,5 @@
-//! Query plans in an App with many users: no page reads or sorts more rows than it returns. Postgres logs the plan of
-//! each statement with the numbers of rows that it read (auto_explain).
+//! Query plans in an App with many users: the number of rows that a call reads is bounded, however many users the App
+//! has. Postgres logs the plan of each statement with the numbers of rows that it read (auto_explain).
 
 use std::{fs, path::Path};
 
@@ -176,7 +176,7 @@ impl BigApp {
 }
 
 #[tokio::test]
-async fn no_call_reads_more_rows_than_it_returns() {
+async fn the_number_of_rows_that_a_call_reads_is_bounded() {
     let big = BigApp::new().await;
     check_pages_of_users(&big).await;
     check_other_calls(&big).await;

@@ -124,7 +124,7 @@ pub(crate) async fn run() -> Result<Vec<Bound>> {
     let compared = run_steps(server, app.id(), compared).await?;
     compared.iter().for_each(Step::print);
     let memory_after = server_memory(server)?;
-    // The steps with few logins in flight ran first, because the server keeps memory that the steps with many needed.
+    // The steps with few logins in flight ran first, because the server keeps the memory that many logins needed.
     let peak_memory_of =
         |steps: &mut dyn Iterator<Item = &Step>| steps.map(|step| step.peak_memory_mib).fold(memory_before, f64::max);
     let peak_memory = peak_memory_of(&mut steps.iter().filter(|step| step.in_flight <= MEMORY_IN_FLIGHT));

@@ -308,7 +308,7 @@ impl<'a> BenchCluster<'a> {
         Ok((ClientMeasurements { count, edit_times, operator_bytes, server_bytes }, writes))
     }
 
-    /// Edits Clients of [`FEW_APPS`] Apps, one App after another.
+    /// Makes [`EDIT_COUNT`] edits of Clients. The Clients of [`FEW_APPS`] Apps take turns.
     async fn measure_client_edits(&self, per_app: usize, times: &mut Histogram<u64>) -> Result<()> {
         let mut streams = RevisionStreams::connect(&self.servers).await?;
         let step = (self.app_set.len() / FEW_APPS).max(1);
@@ -373,7 +373,7 @@ impl<'a> BenchCluster<'a> {
         server.remove().await
     }
 
-    /// Edits [`FEW_APPS`] Apps, one after another. These Apps are spread evenly over the list of all Apps.
+    /// Makes [`EDIT_COUNT`] edits of [`FEW_APPS`] Apps in turn. These Apps are spread evenly over the list of all Apps.
     async fn measure_edits(&self, times: &mut Histogram<u64>) -> Result<()> {
         let mut streams = RevisionStreams::connect(&self.servers).await?;
         let step = (self.app_set.len() / FEW_APPS).max(1);

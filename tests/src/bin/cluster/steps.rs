@@ -687,8 +687,8 @@ impl ClusterTest<'_> {
         self.assert_no_failures("an autoscaler instead of a fixed number, never fewer than 2").await
     }
 
-    /// Deletes a server's pod without a grace period, and prints how many requests fail. After a new pod has replaced
-    /// it, no more requests may fail.
+    /// Deletes a server's pod without a grace period, and prints how many requests fail until a new pod has replaced
+    /// it. Later requests must not fail.
     async fn kill_pod(&mut self) -> Result<()> {
         let pods = self.servers(RELEASE).await?;
         let without_grace_period = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };

@@ -1,5 +1,6 @@
-//! The keys that sign only ID tokens: a chain of keys (the keys that replace one another) for each algorithm that
-//! Clients use and access tokens do not have (specification: Keys, Keys for ID tokens).
+//! The keys that sign only ID tokens. There is a chain of keys (keys that replace one another) for each algorithm that
+//! a Client uses for its ID tokens, unless access tokens have the same algorithm (specification: Keys, Keys for ID
+//! tokens).
 
 use std::collections::BTreeMap;
 
@@ -32,7 +33,7 @@ pub(super) struct IdTokenChains(BTreeMap<IdTokenAlgorithm, Chain>);
 /// The keys for ID tokens of one algorithm.
 struct Chain {
     keys: Vec<StoredSigningKey>,
-    /// Whether a Client uses the algorithm, and no key for access tokens has it.
+    /// Whether a Client uses the algorithm, and the keys for access tokens do not suffice ([`signing_keys_suffice`]).
     is_needed: bool,
     /// Whether the key of a requested rotation was dropped before it became Active, so that another key must still be
     /// published.
@@ -93,7 +94,7 @@ impl IdTokenChains {
     }
 
     /// Publishes the next key of each chain if it is due. A requested rotation (`requested`) replaces the keys of all
-    /// chains: it publishes new keys for the chains that Clients need, and retires the Active keys of the others.
+    /// chains: it publishes new keys for the chains that Clients need, and retires the Active keys of the other chains.
     pub(super) fn publish_next_keys(
         &mut self,
         last: &mut u32,

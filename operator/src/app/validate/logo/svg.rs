@@ -56,14 +56,14 @@ const ELEMENTS: [&str; 44] = [
 ];
 /// The maximum depth of nested elements. Browsers process them recursively.
 const MAX_DEPTH: usize = 32;
-/// The maximum number of `use` elements. Each `use` can draw all others again, so the number of drawn shapes can grow
-/// exponentially with the number of `use` elements.
+/// The maximum number of `use` elements. Each `use` can draw all other `use` elements again, so the number of drawn
+/// shapes can grow exponentially with the number of `use` elements.
 const MAX_USES: usize = 16;
-/// The *containers*: elements whose content a browser draws again for each reference to the element. The content can
-/// itself refer to containers. The content of gradients and filters cannot, so they are not containers.
+/// The *containers*: a browser draws the content of such an element again for each reference to the element. The
+/// content can itself refer to containers. The content of gradients and filters cannot, so they are not containers.
 const CONTAINERS: [&str; 3] = ["clipPath", "mask", "pattern"];
-/// The maximum number of references that are inside a container and refer to a container. The number of drawn shapes can
-/// grow exponentially with the number of these references.
+/// The maximum number of references that are inside a container and refer to a container. The number of drawn shapes
+/// can grow exponentially with the number of these references.
 const MAX_NESTED_REFERENCES: usize = 16;
 /// The maximum length of a name, in bytes. There is a maximum, because error messages contain names.
 const MAX_NAME_LENGTH: usize = 64;

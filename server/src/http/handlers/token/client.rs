@@ -75,10 +75,10 @@ pub struct ClientTokenResponse {
     pub refresh_token: Option<String>,
 }
 
-/// The schema of both kinds of requests.
+/// The schema of a token request, from a front end of the App or from a client.
 pub struct AnyTokenRequest;
 
-/// The schema of both kinds of responses.
+/// The schema of the response to a front end of the App or to a client.
 pub struct AnyTokenResponse;
 
 /// Handles a request from a client. The body must be a form.

@@ -17,7 +17,7 @@ use crate::{
 
 /// The length in characters of a text that sorts after all names and all email addresses. Every name and every email
 /// address is shorter.
-const LONGEST_TEXT: usize = 1000;
+const LONGEST_TEXT_CHARS: usize = 1000;
 
 /// The values that a page needs in addition to its filter.
 struct PageBounds {
@@ -99,7 +99,7 @@ async fn read_page(
                 order,
                 " AND email IS NOT NULL AND email_verified_at IS NULL AND NOT contested AND disabled_at IS NULL"
             ),
-            // The API has no filter for active users. Nearly all users are active.
+            // Never used: the API has no filter for active users, because nearly all users are active.
             UserState::Active => page_by_id!(
                 connection,
                 app,
@@ -223,7 +223,7 @@ fn after_prefix(prefix: &str) -> String {
             return end;
         }
     }
-    String::from(char::MAX).repeat(LONGEST_TEXT)
+    String::from(char::MAX).repeat(LONGEST_TEXT_CHARS)
 }
 
 #[cfg(test)]

@@ -20,9 +20,9 @@ use crate::{
 /// The outcome of one batch of the deletion of an App's users.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeleteOutcome {
-    /// Some users, mails or events were deleted. There may be more.
+    /// Some users, groups, mails or events were deleted. There may be more.
     Partial,
-    /// All users, mails and events are deleted, and the App's row records that.
+    /// All users, groups, mails and events are deleted, and the App's row records that.
     Done,
     /// Nothing was deleted: another transaction has locked the App's row (another server's deletion, or a
     /// registration), or the deletion is no longer wanted. Try again.
@@ -83,10 +83,10 @@ impl PostgresStore {
 // === impl Stores ===
 
 impl Stores {
-    /// Deletes up to `max_rows` users of an App with their sessions, and up to `max_rows` each of its groups, mails and
-    /// events. If several servers call this at the same time, only one of them deletes. The App's row is locked,
-    /// so registrations wait and then fail. `is_wanted` is called after the row was locked, because the deletion may
-    /// have been cancelled by then.
+    /// Deletes up to `max_rows` users of an App with their sessions, and up to `max_rows` each of its groups, mails,
+    /// audit events and webhook events. If several servers call this at the same time, only one of them deletes. The
+    /// App's row is locked, so registrations wait and then fail. `is_wanted` is called after the row was locked,
+    /// because the deletion may have been cancelled by then.
     pub async fn delete_users(
         &self,
         claim: &OwnershipClaim,

@@ -10,7 +10,8 @@ use super::{
 };
 use crate::{domain::ports::StoreError, store::postgres::PostgresStore};
 
-/// Maximum number of mails, and of events, that one transaction deletes when an App is released.
+/// Maximum number of rows of each kind (groups, mails, audit events, webhook events) that one transaction deletes when
+/// an App is released.
 const RELEASE_BATCH: u32 = 500;
 
 /// The outcome of `release_app`.
@@ -22,7 +23,7 @@ pub enum ReleaseOutcome {
     /// App. `users` is the number of users, but at least 1.
     Reserved { users: u64 },
     /// The appID is not free yet: another transaction has locked the App's row, the release is no longer wanted, or
-    /// mails and events are left to delete. Try again.
+    /// there are more rows to delete. Try again.
     Contended,
     /// The users belong to an App in another namespace.
     OtherNamespace,
@@ -114,7 +115,7 @@ async fn release_in_transaction(
         transaction.rollback().await?;
         return Ok(ReleaseOutcome::Reserved { users: users.max(1) });
     }
-    // The remaining rows belong to no user: mails without a recipient and refusals without an account.
+    // The remaining rows belong to no user, for example groups, mails without a recipient, and refusals without a user.
     let may_have_more = delete_batch(&mut transaction, &claim.app, &[], RELEASE_BATCH).await?;
     if !may_have_more {
         // The row gets no incarnation, so that the next claim succeeds, even a claim of the same App if it is created

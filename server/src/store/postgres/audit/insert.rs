@@ -121,8 +121,8 @@ pub(in crate::store::postgres) async fn insert_for_users(
 }
 
 /// Inserts an event of this kind for each of these memberships: a user, a group, and the Provider that reported the
-/// group (empty: an administrator added the member). The events have the origin and the detail of `event`. `kind` must
-/// be a kind that no webhook reports.
+/// group (empty: an administrator added the member). The events have the time, the session, the IP address and the
+/// detail of `event`. `kind` must be a kind that no webhook reports.
 pub(in crate::store::postgres) async fn insert_for_memberships(
     connection: &mut PgConnection,
     app: &AppId,

@@ -50,8 +50,8 @@ pub struct ForeignHashExpiry {
 }
 
 impl PostgresStore {
-    /// Stores the hash as the password of the user, and adds its class to the App if the hash is foreign, which means
-    /// that its parameters differ from the default parameters of new hashes.
+    /// Stores the hash as the password of the user, and adds its class to the App if the hash is foreign: its function
+    /// or its parameters differ from the defaults of new hashes.
     pub async fn set_foreign_hash(
         &self,
         app: &AppId,

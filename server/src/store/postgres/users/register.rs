@@ -115,9 +115,9 @@ impl PostgresStore {
         let event = EventColumns::from_event(&event);
         let mut call = self.begin_call("registered_again").await?;
         let (connection, deadline) = call.parts();
-        // The row is written even if it does not change, and rows for webhooks are written although they are never
-        // delivered, so that response times do not differ: `create_user` writes the same rows. The workers delete these
-        // rows for webhooks.
+        // The user's row is written even if it does not change, and rows for webhooks are written although they are
+        // never delivered: `create_user` writes the same rows, and response times must not differ. The workers delete
+        // the rows for webhooks later.
         let query = sqlx::query!(
             r#"
             WITH gate AS (

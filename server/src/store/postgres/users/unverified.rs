@@ -137,9 +137,9 @@ impl Stores {
     }
 }
 
-/// Returns the next accounts without a verified email address after a position: oldest first, at most
-/// `MAX_READ_ACCOUNTS`. Without this limit, the statement would read many accounts if most of them stay for other
-/// reasons.
+/// Returns the positions of the next accounts without a verified email address: oldest first, at most
+/// `MAX_READ_ACCOUNTS`. The limit bounds the work of `lock_candidates`, which also checks the other conditions. Most of
+/// the accounts may not meet them, for example because they have an identity.
 async fn read_next_unverified(
     connection: &mut PgConnection,
     unverified: &UnverifiedExpiry,

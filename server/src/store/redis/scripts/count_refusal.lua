@@ -13,8 +13,8 @@ end
 local kind, account, user, client = ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local max_per_user, max_user_rows, max_anonymous_rows = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 if account ~= '' then
-  -- Without a user, the refusal came before the account was looked up. An earlier refusal may have recorded the
-  -- account's user.
+  -- If ARGV names no user, the attempt was refused before the account was looked up. An earlier refusal may have
+  -- recorded the account's user.
   if user == '' then
     user = redis.call('HGET', KEYS[2], account) or redis.call('HGET', KEYS[3], account) or ''
   elseif redis.call('HLEN', KEYS[2]) < max_user_rows then

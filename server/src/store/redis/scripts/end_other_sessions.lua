@@ -1,6 +1,6 @@
--- Ends every session of a user except one, and all client sessions in the index. Returns the ids of the ended sessions.
--- KEYS: the user's session index, the user's index of client sessions. ARGV: id of the session to keep, key prefix of
--- the user's sessions.
+-- Ends every session in the user's session index except one, and every session in the user's index of client sessions.
+-- Returns the ids of the ended sessions. KEYS: these two indexes. ARGV: id of the session to keep, key prefix of the
+-- user's sessions.
 local ended = {}
 for _, id in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
   if id ~= ARGV[1] then

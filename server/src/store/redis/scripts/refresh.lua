@@ -1,10 +1,11 @@
--- Decides the outcome of a refresh (specification: Sessions and tokens, Refresh). KEYS: the user, the user's session
--- index, the session. For a client session that ends with its browser session, two more KEYS: the user's index of
--- browser sessions, and the browser session. The key of the browser session ends with its id.
--- ARGV: clock offset (ms), session id, the token's generation, grace period (ms), maximum number of late responses, the
--- time in which late responses are counted (ms), what a late response adds to the session's lateness (each new
--- generation subtracts one), maximum lateness, then for each window of the limit on new generations its maximum count
--- and the length of a bucket (ms).
+-- Decides the outcome of a refresh (specification: Sessions and tokens, Refresh). KEYS: the user, the index that
+-- contains the session (the user's session index or index of client sessions), the session. For a client session that
+-- ends with its browser session, two more KEYS: the user's session index, and the browser session. The key of the
+-- browser session ends with its id.
+-- ARGV: clock offset (ms), session id, the token's generation, grace period (ms), maximum number of late responses
+-- (responses to the previous token after its grace period), the time in which late responses are counted (ms), what a
+-- late response adds to the session's lateness (each new generation subtracts one), maximum lateness, then for each
+-- window of the limit on new generations its maximum count and the length of a bucket (ms).
 -- Returns lines, which parse faster than a list: the outcome and, if the session continues, the result of
 -- `session_lines`; or 'limited', the window's index from 1 and the ms until a retry succeeds.
 local mark_fields = {}

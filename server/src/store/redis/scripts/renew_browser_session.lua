@@ -1,7 +1,7 @@
 -- Records another login of the user of a live browser session. Returns 1, or 0 if there is no such session at exactly
 -- this epoch. KEYS: the user, the user's session index, the session.
--- ARGV: clock offset (ms), session id, epoch, ends_at (ms), idle timeout (ms), lifetime of the user's hash (ms), profile
--- (version, email address, whether it is verified, name), amr, auth_time (ms).
+-- ARGV: clock offset (ms), session id, epoch, ends_at (ms), idle timeout (ms), lifetime of the user's hash (ms),
+-- profile (version, email address, whether it is verified, name), amr, auth_time (ms).
 local s = find_live(now, KEYS[1], KEYS[2], KEYS[3], ARGV[2], 'kind')
 if not s or s[10] ~= 'browser' or s[1] ~= ARGV[3] then
   return 0

@@ -1,6 +1,6 @@
 -- Stores an unbound flow. If the App has the maximum number of flows, first removes the oldest flow of the client with
--- the most flows, so that a client that uses up the App's maximum loses only its own flows. The work is bounded: each
--- call removes at most 64 expired flows and two live flows.
+-- the most flows. So a client that uses up the App's maximum loses its own flows, and the other clients keep theirs.
+-- The work is bounded: each call removes at most 64 expired flows and two live flows.
 -- KEYS: as in lib/flows.lua. ARGV: clock offset (ms), the two key prefixes of lib/flows.lua, lifetime (ms), maximum
 -- number of flows, flow id, flow, client. Returns how many live flows were removed.
 local ttl, max_flows, id, client = ARGV[4], tonumber(ARGV[5]), ARGV[6], ARGV[8]

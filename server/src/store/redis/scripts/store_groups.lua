@@ -1,6 +1,6 @@
 -- Stores the groups of a user, unless the stored version is newer. KEYS: the user. ARGV: version, memberships, lifetime
--- of the user's hash (ms) if the script creates it. Does nothing for a user who is deleted: the hash has an epoch, but
--- no profile.
+-- of the user's hash (ms) if the script creates it. Does nothing for a deleted user. The hash of a deleted user has an
+-- epoch, but no profile.
 local stored = redis.call('HMGET', KEYS[1], 'groups_version', 'epoch', 'version')
 if stored[2] and not stored[3] then
   return 0

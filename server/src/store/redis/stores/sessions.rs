@@ -56,13 +56,13 @@ const MAX_USER_AGENT_BYTES: usize = 512;
 pub(super) struct UserKeys {
     /// The key of the hash with epoch, profile and groups.
     pub(super) user: String,
-    /// The key of the index, which contains the ids of the user's sessions.
+    /// The key of the index, which contains the ids of the user's sessions except client sessions.
     pub(super) index: String,
     /// The key prefix of a session; the session's id follows.
     pub(super) session_prefix: String,
-    /// The key of the index of the user's client sessions that have a refresh token: the key of a session without its
-    /// id, with `s` instead of the last colon. Scripts derive the key prefix from it (`client_prefix` in
-    /// lib/client_sessions.lua), and so does `for_client_session`.
+    /// The key of the index of the user's client sessions that have a refresh token: `…:client-sessions`. The key of a
+    /// client session is `…:client-session:ID`. Scripts (`client_prefix` in lib/client_sessions.lua) and
+    /// `for_client_session` derive it from the key of the index.
     pub(super) client_index: String,
 }
 
@@ -270,8 +270,8 @@ impl RedisStore {
         parse_refresh(token, &windows, &reply).ok_or_else(|| self.unexpected_value())
     }
 
-    /// Ends every session of users who are being deleted. Also deletes the epochs of these users, because user ids are
-    /// never reused.
+    /// Ends every session of users who are being deleted. Also deletes the epochs of these users: nothing needs them
+    /// any more, because user ids are never reused.
     pub(in crate::store) async fn purge_users(&self, app: &AppId, users: &[UserId]) -> Result<(), StoreError> {
         if users.is_empty() {
             return Ok(());

@@ -23,7 +23,7 @@ const MAILS: u32 = 400;
 const WARM_UP_MAILS: u32 = 50;
 /// Time limit for one mail. A mail takes a few milliseconds, or a second if a notification is lost.
 const MAIL_LIMIT: Duration = Duration::from_secs(30);
-/// How long the first attempt to send an event can take.
+/// Time limit until the server has tried to send an event for the first time.
 const FIRST_ATTEMPT_LIMIT: Duration = Duration::from_secs(10);
 /// Upper limit of the p99 with the events, relative to the p99 without them.
 const MAX_P99_RATIO: f64 = 1.5;

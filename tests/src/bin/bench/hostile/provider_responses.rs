@@ -1,9 +1,9 @@
 //! A provider that responds with 1 MiB of nested JSON.
 //!
 //! A tenant's provider behaves normally while users are measured without the attack. Then the tenant adds eight more
-//! Providers, which the server checks within seconds without any request, and sixteen clients call *login* with an
-//! invalid provider token. The provider responds to every request with 1 MiB of nested JSON, which is more than the
-//! server reads.
+//! Providers, and sixteen clients call *login* with an invalid provider token. The server checks the added Providers
+//! within seconds, even if no client uses them. The provider responds to every request with 1 MiB of nested JSON, which
+//! is more than the server reads.
 //!
 //! Attacks the bounds on the memory of parsed documents: their nodes, their depth, and how many the server parses at
 //! the same time.
@@ -22,7 +22,7 @@ use super::{
 use crate::measurements::Bound;
 
 const CLIENTS: u32 = 16;
-/// The number of providers that the server checks concurrently.
+/// Number of added Providers: as many as the server checks concurrently.
 const ADDED_PROVIDERS: u32 = 8;
 const NAMESPACE: &str = "attacker";
 

@@ -2,9 +2,9 @@
 -- `counters`: one key per window; `windows`: for each window its maximum count and the length of a bucket (ms). Returns
 -- 0 or, if the limit is reached, the window's index from 1 and the ms until a retry succeeds.
 -- A window has 50 buckets; a counter contains only the buckets with uses. A bucket is counted until it lies completely
--- outside the window. Therefore no window ever admits more than its maximum count. In return, a use is counted for up
--- to the length of one bucket longer than the window. A bucket in the future was counted before the clock went back; it
--- is ignored if it is more than one window ahead.
+-- outside the window. Therefore no window ever admits more than its maximum count. In return, a use can be counted
+-- longer than the window lasts, by up to the length of one bucket. A bucket in the future was counted before the clock
+-- went back; it is ignored if it is more than one window ahead.
 local function acquire(now, counters, windows, only_check)
   local limited, longest = 0, -1
   local stale = {}

@@ -27,8 +27,8 @@ const FIXTURE: &str = "import/tests/fixtures/keycloak/shop-realm-and-users.json"
 
 /// Time limit for all logins together. [`LIMIT_PER_LOGIN`] is added to it for each user.
 const LOGINS_LIMIT: Duration = Duration::from_secs(180);
-/// Additional time for the login of each user, which checks a hash of each kind and makes a new one: for the kinds of a
-/// large export, this is the CPU time of about four of the server's own Argon2 hashes.
+/// Additional time for the login of each user. A login checks a hash of each kind and makes a new hash. For the kinds
+/// of a large export, a login needs as much CPU time as about four of the server's own Argon2 hashes.
 const LIMIT_PER_LOGIN: Duration = Duration::from_millis(500);
 /// Time limit for deleting the App with its users. The operator waits two minutes before it frees an appID.
 const DELETION_LIMIT: Duration = Duration::from_secs(600);
