@@ -337,8 +337,9 @@ pub struct WindowSpec {
 pub struct AdministratorSpec {
     /// serviceAccount is the caller.
     pub service_account: ServiceAccountRef,
-    /// role is the permission of the caller: `UserAdmin` can do everything, `Reader` can read and introspect tokens,
-    /// `Introspector` can only introspect tokens, `Importer` can only import users.
+    /// role is the permission of the caller: `UserAdmin` can do everything; `Reader` can read users, groups, events and
+    /// dead letters, and introspect tokens; `Introspector` can only introspect tokens; `Importer` can only import
+    /// users.
     pub role: Role,
 }
 
@@ -381,7 +382,7 @@ pub struct AppStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 192), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"]))]
     pub signing_keys: Vec<KeyStatus>,
-    /// hmacKeys are the keys for codes, refresh tokens and flows of social logins.
+    /// hmacKeys are the keys for codes, refresh tokens, cookies of hosted pages and flows of social logins.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"]))]
     pub hmac_keys: Vec<KeyStatus>,

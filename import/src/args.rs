@@ -29,7 +29,8 @@ pub enum Format {
 /// Import users of another login service into an App. Repeat the same command to resume: users that already exist do
 /// not change.
 ///
-/// Exit status: 0 if every user of the input is in the App, 1 if some are not, 2 if the import did not run to its end.
+/// Exit status: 0 if no user that should be imported was left out, 1 if at least one user was refused or could not be
+/// imported, 2 if the import did not run to its end.
 #[derive(Args, Clone, Debug)]
 pub struct ImportArgs {
     /// The login service that wrote the files.

@@ -187,6 +187,7 @@ pub fn method_label(method: &Method) -> &'static str {
         Method::GET => "GET",
         Method::HEAD => "HEAD",
         Method::POST => "POST",
+        Method::PUT => "PUT",
         Method::PATCH => "PATCH",
         Method::DELETE => "DELETE",
         Method::OPTIONS => "OPTIONS",

@@ -37,7 +37,7 @@ pub(super) fn while_waiting(age: Duration, random_unit: f64) -> Duration {
 
 /// The delay before a raised epoch (which ends sessions), a changed profile or changed groups are sent to Redis again.
 /// There is no last attempt: a session that should end must end.
-pub(super) fn for_epoch(attempts: u32, random_unit: f64) -> Duration {
+pub(super) fn for_propagation(attempts: u32, random_unit: f64) -> Duration {
     jitter(Duration::from_secs(1 << attempts.min(5)), random_unit)
 }
 
@@ -78,8 +78,8 @@ mod tests {
     }
 
     #[test]
-    fn the_delay_before_an_epoch_is_sent_again_grows_to_32_seconds() {
-        let waits: Vec<_> = [0, 1, 5, 6, u32::MAX].map(|attempts| for_epoch(attempts, 0.5).as_secs()).into();
+    fn the_delay_before_a_propagation_is_repeated_grows_to_32_seconds() {
+        let waits: Vec<_> = [0, 1, 5, 6, u32::MAX].map(|attempts| for_propagation(attempts, 0.5).as_secs()).into();
         assert_eq!(waits, [1, 2, 32, 32, 32]);
     }
 }

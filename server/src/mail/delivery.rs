@@ -320,7 +320,7 @@ impl<S: Users + Codes + Sessions + GroupChanges + Send + Sync + 'static> OutboxD
 
     fn retry_propagation(&self, claimed: &ClaimedRow, error: &str) -> DeliveryOutcome {
         self.metrics.count_propagation(AttemptOutcome::Retried);
-        let wait = backoff::for_epoch(claimed.attempts, self.env.random_unit());
+        let wait = backoff::for_propagation(claimed.attempts, self.env.random_unit());
         DeliveryOutcome::Retry { at: self.env.now() + wait, error: error.to_owned() }
     }
 }

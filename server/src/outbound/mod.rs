@@ -14,7 +14,8 @@ pub(crate) mod tls_roots;
 pub struct OutboundPolicy {
     /// The only private networks that are allowed.
     pub private_cidrs: Vec<IpNet>,
-    /// For development: allows loopback, any port of an App's own relay, and providers without TLS.
+    /// For development: allows loopback, any port of an App's own relay, and providers and receivers of webhooks
+    /// without TLS.
     pub allow_insecure: bool,
 }
 

@@ -1,4 +1,5 @@
-//! The installation's proxy for connections to social providers: `HTTPS_PROXY` and `NO_PROXY`.
+//! The installation's proxy for connections to social providers and to receivers of webhooks: `HTTPS_PROXY` and
+//! `NO_PROXY`.
 
 use std::{fmt, sync::Arc};
 
