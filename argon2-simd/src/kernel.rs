@@ -9,10 +9,10 @@
 //! number of a vector determines to which quarter of a row, and to which quarter of a column, its words belong. All
 //! blocks in memory have this order, so only the first two blocks and the last block of each lane are converted.
 //!
-//! Two properties of the processor shape these kernels. A single P is a long chain of dependent instructions, so
-//! several permutations run in lockstep. The reference block is usually not in a cache. With data-dependent addressing,
-//! its index follows from word 0 of the previous block. So the columns with word 0 are computed first, and the
-//! reference block is prefetched while the other columns are computed.
+//! Two facts shape these kernels. First, a single P is a long chain of dependent instructions, so several permutations
+//! run in lockstep. Second, the reference block is usually not in a cache. With data-dependent addressing, its index
+//! follows from word 0 of the previous block. So the columns with word 0 are computed first, and the reference block is
+//! prefetched while the other columns are computed.
 
 use bytemuck::Pod;
 
@@ -132,7 +132,7 @@ impl Kernel {
 /// Fills the consecutive blocks of a [`Run`]. `V` is an array of the vectors of a block.
 ///
 /// `compress` gets the previous block and the reference block. If the result is combined with the old block, `compress`
-/// also gets the old block. It calls `NextReference::find` as soon as it has word 0 of the result.
+/// also gets the old block. `compress` calls `NextReference::find` as soon as it has word 0 of the result.
 #[inline(always)]
 fn fill_run<V: Pod>(
     memory: &mut [Block],

@@ -24,8 +24,8 @@ pub(crate) struct Segment {
 
 /// Consecutive blocks to fill.
 pub(crate) struct Run<'a> {
-    /// The index of the block before the first block to fill. In the first segment of a lane, this is the last block of
-    /// the lane.
+    /// The index of the block before the first block to fill. If the first block to fill is the first block of its
+    /// lane, this is the last block of the lane.
     pub(crate) previous: usize,
     /// The index of the first block to fill.
     pub(crate) destination: usize,
@@ -40,8 +40,8 @@ pub(crate) struct Run<'a> {
 pub(crate) enum References<'a> {
     /// Data-independent: all indices are known, and do not depend on the password.
     Known(&'a [usize]),
-    /// Data-dependent: the index follows from word 0 of the previous block. `first` is the position in the segment of
-    /// the first block to fill.
+    /// Data-dependent: the index follows from word 0 of the previous block. `first` is the position of the first block
+    /// to fill, counted from the start of the segment.
     Dependent { segment: &'a Segment, first: usize },
 }
 

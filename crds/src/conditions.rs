@@ -50,7 +50,7 @@ pub enum ConditionType {
     /// All referenced objects exist and can be used.
     ResolvedRefs,
     /// App: every serving pod has acknowledged the published revision. Client: every serving pod has a document with
-    /// this generation of the Client.
+    /// the current generation of the Client.
     Programmed,
     /// Provider: the servers can reach the provider. Not part of Ready.
     Reachable,

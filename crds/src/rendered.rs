@@ -46,7 +46,7 @@ pub const MAX_DOCUMENT_SIZE: usize = 768 * 1024;
 /// that know only format 3.
 pub const MAX_APP_SIZE: usize = 512 * 1024;
 
-/// The lowest format at which servers read documents of [`MAX_DOCUMENT_SIZE`].
+/// The format that added clients. Servers that know it read documents of up to [`MAX_DOCUMENT_SIZE`].
 pub const CLIENTS_FORMAT: u32 = 4;
 
 /// A value that is never printed. `Debug` shows `Secret(…)`. serde writes the value, because the document must contain
@@ -570,7 +570,8 @@ pub struct HmacKey {
     pub secret: SecretString,
 }
 
-/// The states of a key, in their order. After `Retired`, the key is dropped. One key of each kind is Active.
+/// The states of a key, in their order. After `Retired`, the key is dropped. One key for access tokens and one HMAC key
+/// are Active, and at most one key for ID tokens of each algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum KeyState {
     /// The key only verifies, so that all servers know it before it becomes Active.

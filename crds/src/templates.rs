@@ -446,7 +446,8 @@ mod tests {
                 }
             }
         };
-        // A stack overflow would end the process.
+        // The thread has a small stack. If a bomb needed more, the stack would overflow, and the test process would
+        // abort.
         std::thread::Builder::new().stack_size(STACK_BYTES).spawn(test).unwrap().join().unwrap();
     }
 

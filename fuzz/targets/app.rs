@@ -16,7 +16,7 @@ use time::{OffsetDateTime, macros::datetime};
 
 pub(crate) const NOW: OffsetDateTime = datetime!(2026-02-01 09:30 UTC);
 
-/// The renderer that all targets share, because generating RSA keys is slow.
+/// All targets share this renderer and its keys, because generating RSA keys is slow.
 pub(crate) static RENDERER: LazyLock<FuzzRenderer> =
     LazyLock::new(|| FuzzRenderer::new("https://auth.example.com".parse().unwrap(), false));
 

@@ -117,10 +117,10 @@ fn check_header(field: &[u8]) {
             Some((client_id, secret)),
             FoundClient { client_id: Some(found_id), credentials: Credentials::Basic(found_secret) },
         ) => {
-            // The simple decoder replaces bytes that are not UTF-8.
             assert_eq!((found_id, found_secret), (client_id, secret));
         }
         (expected, found) => {
+            // The simple decoder replaces bytes that are not UTF-8. The server rejects the credentials.
             let is_replaced = |text: &String| text.contains(char::REPLACEMENT_CHARACTER);
             let is_not_utf8 =
                 expected.is_some_and(|(client_id, secret)| is_replaced(&client_id) || is_replaced(&secret));

@@ -105,7 +105,8 @@ fn import_files() {
         let [text, joined] = texts(draw.rest(), &FRAGMENTS);
         check_input(&args, &text);
         let messages = check_input(&args, &joined);
-        // The messages about `text` are not checked: they can quote an id of `text` that contains `SECRET` by chance.
+        // The messages about `text` are not checked: they can quote an ID from `text`, and this ID can contain `SECRET`
+        // by chance.
         assert!(!messages.contains(SECRET), "{messages}");
     });
 }

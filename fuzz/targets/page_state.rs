@@ -35,6 +35,7 @@ fn page_state() {
         }
         // A session cookie of the right length, with the number of a known or unknown key.
         assert_rejected(&URL_SAFE_NO_PAD.encode(draw.array::<60>()), &browser);
+        // A field `csrf` of the right length.
         assert_rejected(&URL_SAFE_NO_PAD.encode(draw.array::<32>()), &browser);
         check_session_cookie(&mut Draw::new(input));
         check_bound_texts(&mut Draw::new(input), &browser);

@@ -49,8 +49,9 @@ pub struct ImportArgs {
     /// URL of the administration API.
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8081", value_parser = parse_server)]
     pub server: Url,
-    /// Import the identities that the source calls ALIAS, as identities of the App's Provider PROVIDER. Can be
-    /// repeated. Identities without a mapping are not imported, except for ndjson, where they keep their provider.
+    /// Import the identities at the provider that the source calls ALIAS, as identities at the App's Provider PROVIDER.
+    /// Can be repeated. Identities without a mapping are not imported, except for ndjson, where they keep their
+    /// provider.
     #[arg(long = "map", value_name = "ALIAS=PROVIDER", value_parser = parse_mapping)]
     pub mappings: Vec<(String, String)>,
     /// kratos: JSON pointer to the email address in the traits.

@@ -53,7 +53,7 @@ impl<'a> Context<'a> {
         self.mappings.get(alias).copied()
     }
 
-    /// Returns the identity at the Provider of the first alias with a `--map` option. If no alias has this option,
+    /// Returns the identity. Its Provider is that of the first alias that has a `--map` option. If no alias has one,
     /// counts the identity as unmapped.
     pub(crate) fn identity(&mut self, aliases: &[&str], subject: &str, authority: Option<&str>) -> Option<Identity> {
         let Some(provider) = aliases.iter().find_map(|alias| self.provider(alias)) else {

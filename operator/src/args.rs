@@ -1,4 +1,4 @@
-//! The command line. Every flag also has an environment variable `LATCHKEY_…`.
+//! The command line. Every flag also has an environment variable `LATCHKEY_…`, except the hidden flag for tests.
 
 use std::{net::SocketAddr, path::PathBuf};
 
@@ -39,10 +39,10 @@ pub(crate) struct RunArgs {
     /// The headless Service of the servers' operations port.
     #[arg(long, env = "LATCHKEY_SERVER_SERVICE", value_name = "NAME")]
     pub(crate) server_service: String,
-    /// The namespaces whose Apps and Providers are reconciled, comma-separated. Default: all.
+    /// The namespaces in which Apps, Providers and Clients are reconciled, comma-separated. Default: all.
     #[arg(long, env = "LATCHKEY_WATCH_NAMESPACES", value_name = "NAMES", value_delimiter = ',')]
     pub(crate) watch_namespaces: Vec<String>,
-    /// How many appIDs a namespace can have: those of its Apps, and those of deleted Apps whose users still exist.
+    /// How many appIDs a namespace can have: those of its Apps, and those of deleted Apps that left users.
     #[arg(
         long,
         env = "LATCHKEY_MAX_APPS_PER_NAMESPACE",

@@ -5,9 +5,8 @@ use std::time::Duration;
 use backon::ExponentialBuilder;
 use kube::runtime::watcher::ExponentialBackoff;
 
-/// Returns the waits before a failed watch is opened again. If the connection of a watch is dropped silently, kube
-/// notices it after 35 s (5 s after the time at which the watch should have ended). The watch must be current again
-/// within 40 s, so the longest wait is 5 s.
+/// Returns the waits before a failed watch is opened again. A watch lasts 30 s. If its connection is dropped silently,
+/// kube notices this after 35 s. The watch must be current again within 40 s, so the longest wait is 5 s.
 pub(crate) fn for_watch() -> ExponentialBackoff {
     between(Duration::from_millis(200), Duration::from_secs(5))
 }

@@ -283,7 +283,7 @@ mod tests {
         let context = context(MockApi::default().client()).0.shared();
         let (queue, queued) = mpsc::unbounded_channel();
         let (stop, began) = (CancellationToken::new(), Instant::now());
-        // Two events during the first reconcile cause one more.
+        // The two events during the first reconcile cause one further reconcile.
         let events = async {
             for seconds in [0.0, 0.5, 0.2, 10.0] {
                 sleep(Duration::from_secs_f64(seconds)).await;

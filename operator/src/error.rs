@@ -57,7 +57,7 @@ pub(crate) struct Failures(Mutex<FailureCounts>);
 struct FailureCounts {
     /// For each object, how often the work on it failed in a row, and when it failed last.
     by_object: HashMap<String, (u32, Instant)>,
-    /// When the objects that no longer fail were last removed.
+    /// When old entries (see [`FAILURE_TTL`]) were last removed from `by_object`.
     cleaned_at: Option<Instant>,
 }
 

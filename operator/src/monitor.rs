@@ -193,7 +193,8 @@ impl Monitor {
         self.states().format()
     }
 
-    /// Returns the names of the serving pods that support no format above `format`, shortened for a message.
+    /// Returns the serving pods that support no format above `format`, as a list for a message: the names of the first
+    /// pods, and the number of the other pods.
     pub(crate) fn pods_limited_to_format(&self, format: u32) -> Vec<String> {
         self.states().pods_limited_to_format(format)
     }

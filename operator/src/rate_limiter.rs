@@ -8,11 +8,10 @@ use tokio::time::Instant;
 
 /// The maximum number of writes per second.
 const RATE: u32 = 100;
-/// The maximum number of writes that do not wait after a pause. So an edit to a Secret that a few Apps share is not
-/// delayed.
+/// After a pause, this many writes need not wait. So an edit to a Secret that a few Apps share is not delayed.
 const BURST: u32 = 100;
 
-/// How long a reservation is stored after the time slot that it reserves.
+/// How long a reservation is stored after its time slot.
 const RESERVATION_TTL: Duration = Duration::from_secs(60);
 
 /// Gives each object a time slot, which is the time at which it can write. The slots are in the order in which
@@ -53,7 +52,7 @@ impl RateLimiter {
         if slot <= now {
             return Ok(());
         }
-        // Drops the expired reservations: no write to their objects was retried.
+        // Drops the expired reservations: this function was not called again for their objects.
         reservations.by_object.retain(|_, slot| now.saturating_duration_since(*slot) < RESERVATION_TTL);
         reservations.by_object.insert(object.to_owned(), slot);
         Err(slot - now)

@@ -200,7 +200,7 @@ async fn run_controllers(context: Arc<Context>, queue: QueueReceivers, health: &
     wait_synced(&context.objects, health).await;
     context.monitor.wait_settled().await;
     info!("every watch is synced, and every server pod has reported what it serves");
-    // These changes of Clients can be dropped, because all Apps are queued now, and the reconcile of each App decides
+    // Drops the changes of Clients so far, because all Apps are queued next, and the reconcile of each App decides
     // about all its Clients.
     while queue.client_changes.try_pop().is_some() {}
     context.reconcile_queue.enqueue_everything(&context.objects);
@@ -242,7 +242,7 @@ fn now() -> OffsetDateTime {
 /// Waits until every watch has reported its first list of objects, because decisions from incomplete state would be
 /// wrong.
 async fn wait_synced(objects: &ClusterState, health: &Health) {
-    // The writers are dropped only when the process ends.
+    // These waits fail only if the writers are dropped, which happens when the process ends.
     let _ = objects.apps.wait_until_ready().await;
     let _ = objects.providers.wait_until_ready().await;
     // The Clients are in their store before the watch counts as synced.

@@ -6,8 +6,8 @@ use tokio::time::Instant;
 
 use crate::watch::NamespacedName;
 
-/// The objects that wait for a reconcile, and the objects that are being reconciled. Other objects need no memory: a
-/// B-tree releases its memory after a burst, but a hash map would keep it.
+/// The objects that wait for a reconcile, and the objects that are being reconciled. Other objects need no memory. The
+/// maps are B-trees, because a hash map would not release its memory after a burst.
 #[derive(Default)]
 pub(crate) struct Schedule {
     states: BTreeMap<NamespacedName, State>,

@@ -25,7 +25,8 @@ where
 }
 
 /// Returns the message for the status, which names the field that cannot be decoded. `error` is the error from the
-/// watch. It names no field, so the message contains it only if the object has been corrected in the meantime.
+/// watch, which names no field. The message contains it only if the object can be decoded now, because somebody has
+/// corrected it.
 pub(crate) fn message<K: DeserializeOwned>(object: &DynamicObject, error: &str) -> String {
     let decoded = serde_json::to_value(object).map(serde_path_to_error::deserialize::<_, K>);
     let error = match decoded {

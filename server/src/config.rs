@@ -608,8 +608,8 @@ impl Apps {
         }
     }
 
-    /// Returns why a document conflicts with the served App: the document comes from another namespace or has other
-    /// keys, and has no later `handover` that would allow this. `None` if there is no conflict.
+    /// Returns why a document conflicts with the served App: it comes from another namespace or has other keys, and its
+    /// `handover` is not greater than that of the served App. `None` if there is no conflict.
     fn conflict(&self, id: &AppId, document: &ParsedDocument) -> Option<RejectError> {
         let (namespace, handover, incarnation) = match document {
             ParsedDocument::App(app) => (&app.doc.namespace, app.doc.handover, app.doc.incarnation.as_ref()),

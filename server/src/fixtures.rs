@@ -21,7 +21,7 @@ use latchkey_crds::{
 
 use crate::domain::app::App;
 
-/// Builds a served App with default settings, except for one allowed origin.
+/// Builds the document of an App in state `Serving`, with default settings and one allowed origin.
 pub(crate) fn rendered(id: &str) -> RenderedApp {
     RenderedApp {
         format: FORMAT,

@@ -367,7 +367,7 @@ async fn verify_sends_a_new_code_to_the_user_of_the_session() {
 }
 
 #[tokio::test]
-async fn verify_accepts_only_an_empty_object() {
+async fn verify_accepts_only_an_empty_object_or_no_body() {
     let test_app = TestApp::start().await;
     test_app.register(EMAIL).await;
     let signed_in = test_app.client().authenticate(test_app.id(), EMAIL, PASSWORD).await;
@@ -431,7 +431,7 @@ async fn a_second_verify_soon_after_the_first_is_refused() {
 }
 
 #[tokio::test]
-async fn verify_needs_a_token_of_a_live_session_of_the_app() {
+async fn verify_needs_an_access_token_of_the_app() {
     let (one, other) = (app(), app());
     let stack = Stack::builder().app(&one).app(&other).start().await;
     let client = stack.client();

@@ -130,7 +130,7 @@ async fn wait_for_refusals(test_app: &TestApp, refusals: i64) {
 }
 
 #[tokio::test]
-async fn each_event_from_registration_to_reset_is_a_row_with_client_and_session() {
+async fn each_event_from_registration_to_reset_is_a_row_with_client_address_and_session() {
     let test_app = TestApp::start().await;
     let id = test_app.id();
     let clients: Vec<ApiClient> = (0..7).map(|_| test_app.client()).collect();

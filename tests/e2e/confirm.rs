@@ -266,7 +266,7 @@ async fn a_confirm_removes_a_contested_password_even_with_a_token_of_the_account
 }
 
 #[tokio::test]
-async fn a_token_of_another_account_is_ignored() {
+async fn an_invalid_token_or_a_token_of_another_account_is_ignored() {
     let test_app = TestApp::start().await;
     let stranger = test_app.register_and_confirm("mallory@example.com").await;
     let stranger_login = stranger.login(test_app.id(), "mallory@example.com", PASSWORD).await.expect(StatusCode::OK);

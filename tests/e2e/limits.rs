@@ -393,7 +393,7 @@ async fn x_forwarded_for_from_an_unlisted_peer_is_ignored() {
 }
 
 #[tokio::test]
-async fn the_client_behind_listed_proxies_is_the_rightmost_unlisted_address() {
+async fn the_client_address_behind_listed_proxies_is_the_rightmost_unlisted_address() {
     let app = app().limit("loginsPerClient", &[(2, HOUR)]);
     let stack = Stack::builder().app(&app).args(["--trusted-proxies", "127.0.0.0/8,10.0.0.0/8"]).start().await;
     let (one, other) = (stack.client(), stack.client());
@@ -411,7 +411,7 @@ async fn the_client_behind_listed_proxies_is_the_rightmost_unlisted_address() {
         expect_rate_limited(login_from(&one, &app, forged).await, "loginsPerClient", 2, HOUR);
     }
     login_from(&one, &app, &["203.0.113.8"]).await.expect(StatusCode::UNAUTHORIZED);
-    // Without the header, the client is the peer of the connection.
+    // Without the header, the client address is the address of the peer of the connection.
     for _ in 0..2 {
         login_from(&one, &app, &[]).await.expect(StatusCode::UNAUTHORIZED);
     }

@@ -177,7 +177,7 @@ async fn a_session_in_redis_is_refused_if_its_user_is_deleted_disabled_or_at_a_l
 }
 
 #[tokio::test]
-async fn the_account_endpoints_need_a_token_of_a_live_session_of_the_app() {
+async fn the_account_endpoints_need_an_access_token_of_the_app_in_the_header() {
     let (own_app, other_app) = (app(), app());
     let stack = latchkey_tests::stack::Stack::builder().app(&own_app).app(&other_app).start().await;
     let test_app = TestApp { stack, app: own_app };

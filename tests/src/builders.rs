@@ -478,7 +478,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_client_belongs_to_an_app_and_has_an_id() {
+    fn a_client_belongs_to_an_app_and_has_an_id_its_own_fields_and_annotations() {
         let app = App::with_id("shop").annotate("latchkey.dev/rotate-keys", "1");
         assert_eq!(app.objects("tests")[0]["metadata"]["annotations"]["latchkey.dev/rotate-keys"], "1");
         let client = Client::web("grafana", &app, "https://grafana.example.com/login");
@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn a_webhook_replaces_the_webhook_of_the_same_name_and_has_a_secret() {
+    fn a_webhook_replaces_the_webhook_of_the_same_name_and_only_a_push_webhook_has_a_secret() {
         let push = Webhook::push("crm", "http://127.0.0.1:1/hook", &["user.created"]);
         let pull = Webhook::pull("sync", "shop", "fetches", &["user.deleted"]);
         let rotated = push.clone().rotate_key();

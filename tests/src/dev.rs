@@ -723,7 +723,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_log_line_below_the_minimum_level_is_not_printed() {
+    fn log_lines_are_shortened_and_those_below_the_minimum_level_are_left_out() {
         let warning = r#"{"timestamp":"…","level":"WARN","fields":{"message":"refused","file":"a.yaml"},"target":"x"}"#;
         assert_eq!(format_log_line(warning, Level::Warn), Some("WARN refused file=a.yaml".to_owned()));
         let flat = r#"{"timestamp":"…","level":"ERROR","message":"no","target":"x"}"#;

@@ -113,7 +113,7 @@ async fn respond(request: &Request<Incoming>, mails: &Mailbox) -> Response<Body>
     match (request.method(), route) {
         (&Method::GET | &Method::HEAD, Route::Page) => html_page(INBOX_PAGE, "'self'"),
         (&Method::GET | &Method::HEAD, Route::Done) => html_page(DONE_PAGE, "'self'"),
-        // The page calls the provider at another port, so the policy of the page allows `http` URLs.
+        // The page calls endpoints of the App, which have another port. So the policy of the page allows `http` URLs.
         (&Method::GET | &Method::HEAD, Route::SignedIn) => {
             html_page(&SIGNED_IN_PAGE.replace("{verifier}", DEMO_VERIFIER), "http:")
         }

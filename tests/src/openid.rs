@@ -41,8 +41,9 @@ const FIRST_ADDED_KEY: usize = 1001;
 const NAMESPACE: &str = "interop";
 const SERVICE_ACCOUNT: &str = "administrator";
 const ADMINISTRATOR_TOKEN_LIFETIME: Duration = Duration::from_secs(3600);
-/// The rate limits that the test raises. All users of a test share them, because the TLS proxy has one client address.
-const CLIENT_LIMITS: [&str; 7] = [
+/// The rate limits that the test raises. Most of them count per client address, and all users of a test have the client
+/// address of the TLS proxy. `loginFailuresPerAccount` counts per account.
+const RAISED_LIMITS: [&str; 7] = [
     "loginFailuresPerClient",
     "loginFailuresPerAccount",
     "loginFailuresPerClientOverall",
@@ -129,7 +130,7 @@ impl OpenIdProvider {
         let mut app = App::new("openid")
             .set("/pages/mode", "Enabled")
             .set("/administrators", json!([{ "serviceAccount": account, "role": "UserAdmin" }]));
-        for limit in CLIENT_LIMITS {
+        for limit in RAISED_LIMITS {
             app = app.limit(limit, &[(UNREACHED_COUNT, 60)]);
         }
         let tls = ServerTls::new()?;

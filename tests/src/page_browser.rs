@@ -240,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn forms_and_links_are_read_with_their_hidden_fields() {
+    fn the_error_links_text_and_forms_with_hidden_fields_of_a_page_are_read() {
         let html = "<body><main data-error=\"invalid_code\"><a class=\"x\" href=\"/shop/login?a=1&amp;b=2\">In</a>\n\
                     <form method=\"post\" action=\"/shop/confirm\" novalidate>\n\
                     <input type=\"hidden\" name=\"csrf\" value=\"abc\">\n\

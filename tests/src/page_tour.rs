@@ -20,8 +20,9 @@ use crate::{
 /// The languages of the pages.
 pub const LANGUAGES: [&str; 2] = ["en", "de"];
 
-/// The rate limits that the tour raises. All browsers share them, because the browsers have one client address.
-const CLIENT_LIMITS: [&str; 8] = [
+/// The rate limits that the tour raises. Most of them count per client address, and all browsers have the same client
+/// address. `loginFailuresPerAccount` counts per account, and `mailsPerRecipient` counts per recipient.
+const RAISED_LIMITS: [&str; 8] = [
     "loginFailuresPerClient",
     "loginFailuresPerAccount",
     "loginFailuresPerClientOverall",
@@ -46,7 +47,7 @@ const PAGE_LIMIT: Duration = Duration::from_secs(60);
 pub struct PageTour {
     stack: Stack,
     app: App,
-    /// A Client that asks for consent. Its redirect URL is a page of the App.
+    /// A Client that needs the consent of each user. Its redirect URL is a page of the App.
     client: Client,
 }
 
@@ -73,7 +74,7 @@ impl PageTour {
             .set("/pages/mode", "Enabled")
             .set("/pages/languages", json!(LANGUAGES))
             .set("/pages/links", links);
-        for limit in CLIENT_LIMITS {
+        for limit in RAISED_LIMITS {
             app = app.limit(limit, &[(UNREACHED_COUNT, 60)]);
         }
         let mut builder = Stack::builder();

@@ -116,7 +116,8 @@ impl Postgres {
             .user(user.as_ref().map(|user| user.name.as_str()))
             .path_arg("-D", &data)
             .args(settings(&options).iter().flat_map(|setting| ["-c", setting.as_str()]))
-            // `make bench` and `make run` set it for the servers of Latchkey. A database has the defaults of glibc.
+            // `make bench` and `make run` set this variable for the servers of Latchkey. Postgres uses the defaults of
+            // glibc.
             .env("GLIBC_TUNABLES", "")
             .start()?;
         let this = Self { process, addr: options.addr, password, ca, template: OnceCell::new() };

@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_removed_query_leaves_no_file() {
+    fn files_of_new_queries_are_copied_and_those_of_removed_queries_are_deleted() {
         let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         fs::write(from.path().join("a"), "1").unwrap();
         fs::write(from.path().join("b"), "2").unwrap();
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn migrations_are_applied_in_the_order_of_their_names() {
+    fn only_up_migrations_are_found_in_the_order_of_their_names() {
         let folder = tempfile::tempdir().unwrap();
         for name in ["0002_b.sql", "0001_a.sql", "0001_a.down.sql", "README.md"] {
             fs::write(folder.path().join(name), "").unwrap();

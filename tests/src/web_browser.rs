@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn cookies_belong_to_a_host_and_are_removed() {
+    fn cookies_belong_to_a_host_and_are_removed_by_a_max_age_of_zero() {
         let mut browser =
             WebBrowser::new([("https://localhost:1".to_owned(), SocketAddr::from(([127, 0, 0, 1], 1)))]).unwrap();
         let mut headers = HeaderMap::new();

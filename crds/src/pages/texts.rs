@@ -1,7 +1,7 @@
 //! The texts of the pages: plain text with variables, in a subset of Fluent (<https://projectfluent.org>).
 //!
-//! The files in `texts/` have the default texts. They are the only list of IDs and variables: the operator checks the
-//! texts of Apps against them, and the servers show them.
+//! The files in `texts/` have the default texts. They are the only list of IDs and variables. The operator checks the
+//! texts of Apps against this list. The servers show the default texts that an App does not replace.
 
 use std::{borrow::Cow, collections::BTreeMap, fmt, str::FromStr, sync::LazyLock};
 

@@ -58,7 +58,7 @@ struct IdentityData {
     iss: Option<String>,
 }
 
-/// A user from a row of `auth.users`, to which the identities in the following rows are added.
+/// A user from a row of `auth.users`. The identities in the following rows are added to this user.
 struct Pending {
     user: NewUser,
     identities: usize,

@@ -25,8 +25,8 @@ const MAX_NOTE_BYTES: usize = 1024;
 const PROGRAMMED: &str = "Programmed";
 
 /// Records an Event for each of the conditions `Accepted` and `ResolvedRefs` that has changed and is False. Also
-/// records an Event if every server pod serves a new revision. A revision that differs only in the App's Clients causes
-/// no Event: the Clients have Events of their own.
+/// records an Event if the first status with a new revision already reports that every server pod serves it. A revision
+/// that differs only in the App's Clients causes no Event: the Clients have Events of their own.
 pub(crate) async fn record_status_change(
     context: &Context,
     app: &App,

@@ -29,8 +29,8 @@ pub(crate) fn claim(app: &App, app_id: &AppId, objects: &ClusterState) -> bool {
     objects.published.claim_pages_host(host, &rendered_app_secret(app_id), is_oldest)
 }
 
-/// Ends the reservation of the host by this reconcile. If the App's document was published with the host, the App keeps
-/// the host without a reservation.
+/// Ends the reservation that [`claim`] made for the App in this reconcile. If the App's document was published with the
+/// host, the App keeps the host without a reservation.
 pub(crate) fn release(app: &App, objects: &ClusterState) {
     if let Ok(app_id) = app.app_id() {
         objects.published.release_pages_host(&rendered_app_secret(&app_id));

@@ -92,7 +92,7 @@ impl AppTriggers {
         }
     }
 
-    /// Decides when one more change to a Client triggers a reconcile of the App.
+    /// Decides when the App is reconciled because a change to one of its Clients was just reported. Records this time.
     fn next(&self, app: &NamespacedName) -> Trigger {
         let now = Instant::now();
         let mut times = self.0.lock();

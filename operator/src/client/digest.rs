@@ -1,4 +1,5 @@
-//! Short hashes of texts that are stored for every Client. They are compared only with hashes of the same process.
+//! Short hashes, which the operator stores for every Client instead of longer values. They are compared only with
+//! hashes of the same process.
 
 use std::{
     hash::{BuildHasher, Hash, RandomState},

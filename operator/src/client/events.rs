@@ -18,7 +18,8 @@ use crate::{
 };
 
 /// Records an Event for each of the conditions `Accepted` and `ResolvedRefs` that has changed and is False. Also
-/// records an Event if every server pod serves a new generation of the Client.
+/// records an Event if the first status about a new generation of the Client already reports that every server pod
+/// serves it.
 pub(super) async fn record_status_change(
     context: &Context,
     client: &WatchedClient,

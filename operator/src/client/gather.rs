@@ -202,14 +202,14 @@ fn next_reads(considered: &[Considered], selected: &[Selected], round: usize) ->
     unread.map(|(index, _)| index).take(MAX_CLIENTS).collect()
 }
 
-/// Returns the indices of the Clients in the published document whose references were not read.
+/// Returns the indices of the Clients that are in the published document and have references that were not read.
 fn unread_of_document(considered: &[Considered], last: &[RenderedClient]) -> Vec<usize> {
     let is_served = |one: &Considered| last.iter().any(|client| client.uid == one.candidate.uid);
     let unread = considered.iter().enumerate().filter(|(_, one)| !one.is_resolved && is_served(one));
     unread.map(|(index, _)| index).collect()
 }
 
-/// Makes the selection refuse the Clients whose references were not read.
+/// Makes the selection refuse the Clients that have references that were not read.
 fn leave_out_unread(considered: &mut [Considered]) {
     for one in considered.iter_mut().filter(|one| !one.is_resolved) {
         one.candidate.credentials = Credentials::LeftUnread;
@@ -326,8 +326,8 @@ pub(super) fn record_app_of_undecodable(clients: &[RenderedClient], app_name: &N
     }
 }
 
-/// Records that an App is not accepted. Queues its Clients without a decision about their current generation, and
-/// Clients with a decision that are no longer considered.
+/// Records that an App is not accepted. Queues the Clients that have no decision about their current generation, and
+/// those that have a decision but are no longer considered.
 pub(crate) fn report_rejected_app(app: &App, context: &Context) {
     let app_name = NamespacedName::from_metadata(&app.metadata);
     let (considered, _) = consider(app, &app_name, context);
@@ -350,8 +350,8 @@ pub(crate) fn report_rejected_app(app: &App, context: &Context) {
     }
 }
 
-/// Queues the Clients of an App whose users are being deleted, and drops the stored decisions about these Clients,
-/// because the App is not served any more.
+/// Queues the Clients of an App that is being deleted together with its users. Drops the stored decisions about these
+/// Clients, because the App is not served any more.
 pub(crate) fn report_deleted_app(app: &App, context: &Context) {
     let app_name = NamespacedName::from_metadata(&app.metadata);
     let outcomes = &context.objects.client_outcomes;

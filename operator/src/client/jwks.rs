@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_has_at_most_16_kib() {
+    fn a_set_has_at_most_16_kib_and_a_list_of_keys() {
         let text = json!({ "keys": [p256()] }).to_string();
         assert!(normalize(&format!("{text}{}", " ".repeat(MAX_BYTES - text.len()))).is_ok());
         assert_eq!(

@@ -1,8 +1,9 @@
 //! What the last reconcile of each App decided about its Clients, and which revisions of its document contain them.
 //!
-//! The revision of a document changes with every Client of the App. So a Client is served by every server if each
-//! server serves any of the revisions since the Client last changed. The same applies to the App's own part of the
-//! document: a change to a Client affects neither the conditions of the App nor those of other Clients.
+//! The revision of a document changes with every change to a Client of the App. So a Client is served by every server
+//! if each server serves any of the revisions since the last change to this Client. The same applies to the App's own
+//! part of the document. As a result, a change to one Client affects neither the conditions of the App nor those of the
+//! other Clients.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},

@@ -1,6 +1,6 @@
 //! Removes clients from the published document of an App that is not accepted or cannot be decoded. The rest of the
-//! document stays as it was accepted last. The deletion of a Client, the withdrawal of a grant for a namespace, and the
-//! disabling of hosted pages take effect immediately.
+//! document stays as it was accepted last. The deletion of a Client takes effect immediately. If the App can be
+//! decoded, the withdrawal of a grant for a namespace and the disabling of hosted pages do, too.
 
 use std::{collections::HashMap, time::Duration};
 

@@ -1,8 +1,9 @@
 //! Reconciles one Client: writes its Secret and its status, as the reconcile of its App has decided.
 //!
 //! The reconcile of the App selects the Clients and publishes them. A change to a Client triggers both reconciles. If
-//! the App has not been reconciled with this generation of the Client yet, there is nothing to do: the reconcile of the
-//! App will queue the Client again.
+//! the App has not been reconciled with this generation of the Client yet, the reconcile of the Client does nothing:
+//! the reconcile of the App will queue the Client again. But if the App is not accepted, the status of the Client
+//! reports this.
 
 use std::{sync::Arc, time::Duration};
 

@@ -103,8 +103,8 @@ impl Document<'_> {
     }
 }
 
-/// Records the decisions about the Clients of an App, and queues those with a changed outcome. `state` is the rollout
-/// state of the published revision. Returns the state of the App's own part.
+/// Records the decisions about the Clients of an App, and queues the Clients with a changed outcome. `state` is the
+/// rollout state of the published revision. Returns the state of the App's own part.
 pub(crate) fn report(
     published: Published<'_>,
     clients: AppClients,
@@ -201,7 +201,7 @@ mod tests {
     };
 
     #[tokio::test]
-    async fn the_limit_that_leaves_out_a_client_is_named() {
+    async fn a_client_that_is_left_out_reports_the_limit_that_was_reached() {
         let mut context = context(MockApi::default().client()).0;
         let client = client_with("identity", "grafana", json!({}));
         let client = render(&client, client.client_id().unwrap(), RenderedClientAuthentication::Unresolved);

@@ -54,7 +54,8 @@ pub(super) async fn ensure(
     client_id: &ClientId,
     issuer: &str,
 ) -> Result<SecretOutcome, Error> {
-    // A Client with an invalid name may be served as it was accepted last. No request is sent for such a name.
+    // The name of the Secret can be invalid: a Client that was edited to have such a name is refused, but can still be
+    // served as it was accepted last. The operator sends no request for such a name.
     let name = client.created_secret().filter(|name| is_subdomain(name));
     let Some(name) = name else { return Ok(SecretOutcome::Unchanged) };
     let Some(web) = client.spec.web() else { return Ok(SecretOutcome::Unchanged) };

@@ -193,7 +193,7 @@ mod tests {
         "monitoring.grafana".parse().unwrap()
     }
 
-    /// Computes the next state. A new secret is `lks_` and `new` repeated.
+    /// Computes the next state. If it needs a new client secret, this is `lks_` and 16 times the text `new`.
     fn next(
         stored: Option<&SecretContents>,
         rotate_request: Option<&str>,

@@ -204,8 +204,8 @@ fn keep(policy: &ClientPolicy, last: RenderedClient, is_foreign: bool, usage: &m
 }
 
 /// Returns a client as it was accepted last, with the current secret or keys: a rotated or deleted secret takes effect
-/// at once. If the new spec declares another method (`None`: it is a public client), the client keeps the secret or
-/// keys of its last accepted spec, even if an object to which the new spec refers does not exist.
+/// at once. If the new spec declares another method (`declared`; `None` for a public client), the client keeps the
+/// secret or keys of its last accepted spec, even if an object to which the new spec refers does not exist.
 pub(super) fn with_authentication(
     mut last: RenderedClient,
     now: RenderedClientAuthentication,

@@ -20,7 +20,7 @@ use crate::{
     status::{to_k8s_time, unresolved_condition},
 };
 
-/// How long the digest of a written status is stored if the watch does not report the write.
+/// The minimum time for which the digest of a written status is stored if the watch does not report the write.
 const WRITTEN_STATUS_TTL: Duration = Duration::from_secs(60);
 
 /// The digest of a Client's status that the operator stores: enough to see whether a new status differs, and to keep

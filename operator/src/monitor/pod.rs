@@ -115,9 +115,9 @@ impl Pods {
         if stream.is_cancelled() { None } else { self.by_uid.get_mut(uid) }
     }
 
-    /// Called before pods are removed, or start or stop serving. Returns the worst findings of all serving pods on each
-    /// Provider for which one of the changing pods has a finding. If such a pod has just sent a hello, the result has
-    /// the worst findings before the hello.
+    /// Called before `endpoints` replaces the pods. Returns the worst finding of all serving pods on each Provider on
+    /// which a changing pod has a finding. A pod changes if it is removed, gets another IP address, or starts or stops
+    /// serving. If a changing pod has just sent a hello, the result has the worst findings before the hello.
     pub(super) fn findings_before_change(&self, endpoints: &HashMap<String, PodEndpoint>) -> OverallFindings {
         let stays = |uid: &String, pod: &Pod| {
             endpoints

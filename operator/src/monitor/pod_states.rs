@@ -46,7 +46,7 @@ pub(super) struct PodStates {
     expected: HashMap<AppId, ExpectedRevision>,
     /// When the EndpointSlices were first read.
     read_at: Option<Instant>,
-    /// The time since which there has been no serving pod.
+    /// Since when there has been no serving pod. `None`: a pod is serving, or the EndpointSlices were not read yet.
     no_serving_pod_since: Option<Instant>,
     /// The highest format that all serving pods supported when [`MonitorEvent::AllApps`] was last sent, or at the
     /// start.
@@ -285,7 +285,7 @@ impl PodStates {
         }
     }
 
-    /// Records that the stream was cut. It will be opened again.
+    /// Records that there is no stream to the pod at the moment: it was cut, or did not begin. It will be opened again.
     pub(super) fn record_disconnect(&mut self, uid: &str, stream: &CancellationToken) {
         if let Some(pod) = self.pods.pod_of_stream(uid, stream) {
             pod.is_connected = false;

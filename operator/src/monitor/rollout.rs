@@ -31,7 +31,7 @@ pub(crate) enum RolloutState {
 /// The published revision of an App.
 pub(super) struct ExpectedRevision {
     pub(super) revision: RevisionBytes,
-    /// The rollout state that was last returned to a reconcile or has last triggered one. `None`: it was undecided.
+    /// The latest rollout state that a reconcile has read or that has triggered a reconcile. `None`: it was undecided.
     pub(super) last_reported: Option<RolloutState>,
 }
 
@@ -86,7 +86,8 @@ impl Pods {
             let rejection = reported.and_then(|reported| reported.rejected.as_ref());
             let rejection = rejection.filter(|rejection| is_wanted(rejection.revision));
             // A pod can serve one of several revisions and reject a later one. In this case, the pod counts as serving.
-            // For a single revision, a rejection counts, because a server never serves a revision that it rejects.
+            // For a single revision, a rejection counts, even if the pod also reports the revision: it does so if the
+            // App is deleted, and the database rejects the deletion of its users or the release of its appID.
             if let Some(rejection) = rejection.filter(|_| !is_served || revisions.len() == 1) {
                 rejected.get_or_insert((name, rejection));
             } else if is_served {

@@ -38,7 +38,7 @@ pub(super) trait Socket: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Socket for S {}
 
-/// Why a stream was cut.
+/// Why a stream did not begin, or was cut.
 #[derive(Debug, thiserror::Error)]
 enum StreamError {
     #[error("timed out")]
@@ -77,8 +77,8 @@ pub(super) fn tcp_connector() -> Connector {
     })
 }
 
-/// Reads the stream of a pod, and opens it again whenever it is cut. Never returns: the caller drops this future when
-/// `pod.stop` is cancelled.
+/// Opens the stream of a pod and reads it. Opens it again whenever it is cut or could not be opened. Never returns: the
+/// caller drops this future when `pod.stop` is cancelled.
 pub(super) async fn run(states: &Mutex<PodStates>, connector: &Connector, pod: &PodStream) {
     let mut backoff = backoff::between(MIN_BACKOFF, MAX_BACKOFF);
     loop {

@@ -74,8 +74,8 @@ impl Namespaces {
         self.usage.get(namespace).copied().unwrap_or_default()
     }
 
-    /// Returns the usage of the namespace, without the bytes that are reserved but not published for the document in
-    /// this Secret.
+    /// Returns the usage of the namespace. Of the document in this Secret, only the published bytes count, without a
+    /// reservation.
     pub(super) fn used_without(&self, secret: &str, namespace: &str) -> Amount {
         let mut used = self.used(namespace);
         if let Some(document) = self.document(secret, namespace) {

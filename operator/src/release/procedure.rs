@@ -75,8 +75,9 @@ pub(super) async fn release(
     };
     let response = context.monitor.wait_released(id, &published.revision, RESPONSE_TIMEOUT).await;
     drop(slot);
-    // Postgres must reject the writes of the App's last requests until these requests have ended. Postgres would accept
-    // these writes after another App has become the owner of the appID.
+    // Requests to the deleted App may still be running. While the appID is free, Postgres rejects their writes. After
+    // another App has become the owner of the appID, Postgres would accept them. So the keys keep the appID reserved
+    // until these requests have ended.
     if response == ReleaseResponse::Freed && !release.wait_for_requests(&published.revision).await {
         return Ok(ReleaseOutcome::Done);
     }

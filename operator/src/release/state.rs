@@ -64,8 +64,8 @@ impl Releases {
         self.under_way.lock().get(id).is_some_and(|progress| progress.asking)
     }
 
-    /// Returns how long requests that began before the users of their App were deleted can still run: for `drain` after
-    /// the first call with this revision. Returns `None` when this time is over.
+    /// Returns for how long requests can still run that began before the users of their App were deleted. They can run
+    /// for `drain`, counted from the first call with this revision. Returns `None` when this time is over.
     pub(crate) fn request_drain_left(&self, id: &AppId, revision: &Revision, drain: Duration) -> Option<Duration> {
         let mut deleted = self.deleted.lock();
         let (stored_revision, since) = deleted.entry(id.clone()).or_insert_with(|| (revision.clone(), Instant::now()));

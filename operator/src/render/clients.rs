@@ -79,9 +79,10 @@ pub(super) fn report_left_out(clients: &[RenderedClient], manifests: &Manifests,
     }
 }
 
-/// For a client in the last document of an App that is not accepted: whether the client must no longer be served. It
-/// has ended if its manifest is gone or names another App, or if the App no longer has pages or no longer accepts
-/// Clients from the client's namespace. `app` is `None` if the App cannot be read.
+/// Whether a client in the last document of an App must no longer be served. Called if the App is not accepted, and
+/// therefore gets no new document. A client has ended if its manifest is gone or names another App, or if the App no
+/// longer has pages or no longer accepts Clients from the client's namespace. `app` is `None` if the App cannot be
+/// read.
 pub(super) fn has_ended(client: &RenderedClient, app: Option<&App>, manifests: &Manifests) -> bool {
     let is_of_client =
         |manifest: &&ClientManifest| manifest.namespace == client.namespace && manifest.name == client.name;

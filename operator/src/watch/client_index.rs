@@ -21,8 +21,8 @@ pub(crate) enum ClientReference<'a> {
         namespace: &'a str,
         name: &'a str,
     },
-    /// The namespace of a Client that refers to an App of another namespace. The labels of this namespace decide
-    /// whether the App accepts the Client.
+    /// The namespace of a Client that refers to an App of another namespace. The labels of the Client's namespace
+    /// decide whether the App accepts the Client.
     GrantedNamespace(&'a str),
     /// A Secret that the Client names, or that the operator creates for it.
     Secret {

@@ -77,7 +77,8 @@ impl ClientSecrets {
         self.0.lock().secrets.get(name).cloned()
     }
 
-    /// Records what the watch reports, unless the operator wrote something newer. Returns whether the record changed.
+    /// Records what the watch reports, unless the operator has already read or written something newer. Returns whether
+    /// the record changed.
     pub(super) fn record_watched(&self, name: &NamespacedName, state: ClientSecretState) -> bool {
         let mut known = self.0.lock();
         known.newest_version = known.newest_version.max(state.version);
@@ -122,8 +123,8 @@ impl ClientSecrets {
         }
     }
 
-    /// Records a deletion that the watch reports, unless the operator wrote the Secret after the deletion. `version` is
-    /// the version of the deletion, if known.
+    /// Records a deletion that the watch reports, unless the recorded Secret is newer than the deletion or has another
+    /// type. `version` is the version of the deletion, if known.
     pub(super) fn record_deletion(&self, name: &NamespacedName, version: Option<u64>) {
         let mut known = self.0.lock();
         known.newest_version = known.newest_version.max(version.unwrap_or(0));
@@ -288,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_valid_value_nothing_works() {
+    fn without_a_valid_value_no_client_secret_works() {
         for invalid in ["", "0123456789abcde", "0123456789abcdeé"] {
             assert_eq!(ClientSecretState::of(&secret("7", invalid)).hashes_at(NOW), None, "{invalid}");
         }
@@ -309,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_annotations_keep_no_previous_value() {
+    fn damaged_annotations_name_no_previous_client_secret() {
         let sha256 = STANDARD.encode([7; 32]);
         let parse = |sha256: Option<&str>, ends: Option<&str>| {
             let annotations = [(PREVIOUS_SECRET_ANNOTATION, sha256), (PREVIOUS_SECRET_END_ANNOTATION, ends)];

@@ -38,7 +38,7 @@ struct EncodedClient<'a> {
     resource_version: Option<Cow<'a, str>>,
     #[serde(rename = "g", skip_serializing_if = "Option::is_none")]
     generation: Option<i64>,
-    /// In seconds since the Unix epoch, like all times of the API server's metadata.
+    /// Like `deleted`, in seconds since the Unix epoch. The times in the metadata of an object are whole seconds.
     #[serde(rename = "c", skip_serializing_if = "Option::is_none")]
     created: Option<i64>,
     #[serde(rename = "d", skip_serializing_if = "Option::is_none")]

@@ -146,7 +146,7 @@ mod tests {
         queue.push(change("calm", "one"));
         queue.push(change("other", "one"));
         assert_eq!(popped(&queue), ["storm/0", "calm/one", "other/one", "storm/1", "storm/2", "storm/3"]);
-        // A namespace without waiting changes is at the end of the order again.
+        // A namespace without waiting changes has left the order. With its next change, it joins the order again.
         queue.push(change("calm", "two"));
         assert_eq!(popped(&queue), ["calm/two"]);
     }

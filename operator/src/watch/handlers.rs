@@ -56,8 +56,8 @@ impl Handlers {
             if let Some(host) = host_before.filter(|host| host_now.as_ref() != Some(host)) {
                 queue.enqueue_apps_with_pages_host(&objects, &host);
             }
-            // Called if the App is deleted or claims another appID. Queues checks whether its documents and its
-            // previous appID are still needed.
+            // Called if the App is new, claims another appID than before, or is deleted. Queues its documents and its
+            // previous appID, so that the operator checks whether they are still needed.
             let enqueue_abandoned = |app: &NamespacedName| {
                 let (namespace, name) = (app.namespace(), app.name());
                 for secret in objects.published.of_app(namespace, name) {
@@ -78,15 +78,15 @@ impl Handlers {
                     if before.is_none_or(|before| !is_same_except_status(&before, app)) {
                         queue.enqueue_app(name.clone());
                     }
-                    // The App claims another appID than before, for example because it was deleted and created again
-                    // under the same name.
+                    // The App is new, or claims another appID than before, for example because it was deleted and
+                    // created again under the same name.
                     if id_before != claimed_app_id(app) {
                         enqueue_abandoned(name);
                     }
                 }
                 WatchEvent::Deleted { name, .. } => {
                     enqueue_abandoned(name);
-                    // The Clients of the App report that it does not exist.
+                    // Queues the Clients of the App, because they must report now that the App does not exist.
                     objects.client_outcomes.remove_app(name);
                     let of_app = ClientReference::App { namespace: name.namespace(), name: name.name() };
                     queue.push_changes_of_clients_with(&objects, of_app);

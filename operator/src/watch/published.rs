@@ -33,8 +33,8 @@ struct PublishedIndex {
     secrets: ReferenceIndex<NamespacedName, String>,
     /// The names of the Secrets, by the App's own host for its pages.
     pages_hosts: ReferenceIndex<HostName, String>,
-    /// The free hosts that Apps take in reconciles that are still running, each with the name of the Secret of the
-    /// App's document.
+    /// The free hosts that running reconciles have reserved for their Apps. Each value is the name of the Secret with
+    /// the App's document.
     reserved_hosts: HashMap<HostName, String>,
     /// The newest version that the watch has reported for any Secret.
     newest_version: u64,
@@ -111,8 +111,9 @@ impl PublishedDocuments {
         index.put(secret, app)
     }
 
-    /// Returns whether the document in this Secret can have the host, and reserves a free host for it. If several
-    /// documents have the host, it belongs to the first of them by name. The servers decide in the same way.
+    /// Returns whether the document in this Secret can have the host. If the host is free and `can_take_free_host` is
+    /// set, reserves the host for this document. If several documents have the host, it belongs to the first of them in
+    /// the order of the Secrets' names. The servers decide in the same way.
     pub(crate) fn claim_pages_host(&self, host: &HostName, secret: &str, can_take_free_host: bool) -> bool {
         let mut index = self.lock();
         if let Some(holder) = index.pages_hosts.get(host).first() {

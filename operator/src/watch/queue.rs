@@ -103,8 +103,9 @@ impl ReconcileQueue {
         self.enqueue_clients_without_outcome(objects);
     }
 
-    /// Queues the Clients that the reconcile of an App might not queue, because their App does not exist or might not
-    /// accept Clients of their namespace. The other Clients are not queued here, because there can be 50,000 of them.
+    /// Queues each Client that the reconcile of an App might not queue: the Client cannot be decoded, or its App does
+    /// not exist or might not accept Clients of this namespace. The other Clients are not queued here, because there
+    /// can be 50,000 of them.
     fn enqueue_clients_without_outcome(&self, objects: &ClusterState) {
         for name in objects.clients.names() {
             let Some(client) = objects.clients.summary(&name) else { continue };

@@ -115,7 +115,8 @@ impl ClusterKeys {
         let mut limiter = match self.limiter.try_lock() {
             Ok(limiter) => limiter,
             Err(_) => match self.cached.load_full() {
-                // Another task is fetching. Until it has finished, the cached keys are used.
+                // Another task is fetching. If the cached keys contain the id, they are used. Otherwise this call
+                // waits.
                 Some(cached) if cached.keys.contains(id) => return Some(Arc::clone(&cached.keys)),
                 Some(_) | None => self.limiter.lock().await,
             },

@@ -1,4 +1,4 @@
-//! Metrics of the rendered Apps, and of their source (the API server or a folder).
+//! Metrics of the rendered Apps, and of their source (the API server or a directory).
 
 use std::sync::atomic::AtomicU64;
 

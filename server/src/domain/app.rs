@@ -21,7 +21,7 @@ use super::{
 /// A loaded App. It never changes: for a new document, the server creates a new `App`.
 #[derive(Debug)]
 pub struct App {
-    /// The document, except its clients, which are in `clients`.
+    /// The document without its pages and clients, which are in `pages` and `clients`.
     pub doc: RenderedApp,
     pub revision: Revision,
     pub keys: AppKeys,
@@ -89,7 +89,8 @@ impl App {
         self.clients.iter().find(|client| *client.uid == *uid)
     }
 
-    /// Whether the App has at least one client, and so is an OpenID provider. Only an App with hosted pages has clients.
+    /// Whether the App has at least one client, and so is an OpenID provider. Only an App with hosted pages has
+    /// clients.
     pub fn has_clients(&self) -> bool {
         !self.clients.is_empty()
     }

@@ -31,7 +31,7 @@ pub enum EventKind {
     /// The logged-in user requested a new confirmation code.
     ConfirmationRequested,
     Confirmed,
-    /// A session was opened; the detail says how the user authenticated.
+    /// A session was opened, or its user logged in again on a page. The detail says how the user authenticated.
     LoggedIn,
     LoggedOut,
     PasswordResetRequested,
@@ -75,7 +75,7 @@ pub enum EventKind {
     MailRequested,
     /// A batch of users was imported. The detail counts them.
     UsersImported,
-    /// The data of one user, or of all users, was exported.
+    /// The data of one user was exported, or an export of all users began.
     Exported,
     /// The user became a member of a group: an administrator added the user, or a provider reported the group at a
     /// login. The detail names the group.

@@ -329,7 +329,7 @@ impl LoginCode {
         &self.0
     }
 
-    /// Returns the SHA-256 of the code. A secret key is not necessary, because the code has 256 random bits.
+    /// Returns the SHA-256 of the code. The hash needs no secret, because the code has 256 random bits.
     pub fn key(&self) -> LoginCodeKey {
         LoginCodeKey(URL_SAFE_NO_PAD.encode(digest(&SHA256, self.0.as_bytes())))
     }

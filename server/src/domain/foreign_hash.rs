@@ -30,9 +30,9 @@ const MAX_TEXT_BYTES: usize = 1024;
 
 /// The cost of checking a password: the function and its cost parameters. All hashes of one class cost the same.
 ///
-/// Its text form is canonical and has no salt and no hash, for example `bcrypt$10` or `argon2id$v=19$m=65536,t=3,p=4`.
-/// The cost parameters of a class never exceed the ceilings (maximum values) of its function, and its weight is at most
-/// [`MAX_WEIGHT`].
+/// The text form of a class is canonical and has no salt and no hash, for example `bcrypt$10` or
+/// `argon2id$v=19$m=65536,t=3,p=4`. The cost parameters of a class never exceed the ceilings (maximum values) of its
+/// function, and its weight is at most [`MAX_WEIGHT`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum HashClass {
     Argon2(Argon2Class),

@@ -143,7 +143,7 @@ pub enum ProviderError {
 /// Why the provider cannot be called now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum UnavailableReason {
-    /// The client, the Provider, its namespace or the whole server has reached its limit on concurrent calls.
+    /// The client address, the Provider, its namespace or the whole server has reached its limit on concurrent calls.
     #[error("the limit of concurrent calls is reached")]
     TooManyCalls,
     #[error("its name does not resolve")]

@@ -1,5 +1,5 @@
-//! The keys of an App, ready for use: signing keys for access tokens, HMAC keys for codes, refresh tokens, flows and
-//! pages.
+//! The keys of an App, ready for use: signing keys for access tokens and ID tokens, and HMAC keys for codes, refresh
+//! tokens, flows and pages.
 
 use std::fmt;
 
@@ -168,7 +168,7 @@ impl AppKeys {
         self.signing.iter().chain(self.id_tokens.iter().map(|key| &key.signer))
     }
 
-    /// Returns the keys for new codes, refresh tokens and flows.
+    /// Returns the keys for new codes, refresh tokens and flows, and for what pages seal or authenticate.
     pub fn active_hmac(&self) -> &DerivedHmacKeys {
         &self.hmac[self.active_hmac]
     }
@@ -207,7 +207,7 @@ impl PageKeys {
         hmac::Key::new(hmac::HMAC_SHA256, &self.session_cookies[..])
     }
 
-    /// The key that seals the state that pages give to a browser (`domain/pages/seal.rs`).
+    /// The key for sealing state in the cookies, forms and URLs of pages (`domain/pages/seal.rs`).
     pub fn sealed(&self) -> LessSafeKey {
         let key = UnboundKey::new(&AES_256_GCM_SIV, &self.sealed[..]).expect("a key of AES-256 has 32 bytes");
         LessSafeKey::new(key)

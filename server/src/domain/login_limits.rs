@@ -31,7 +31,7 @@ pub(super) async fn acquire_login_limits<S: RateLimits + PasswordHasher + AuditL
     match failures {
         Ok(permit) => Ok(permit),
         Err(error) => {
-            // A request that one limit rejects does not count toward the other limits.
+            // The request is rejected, so it must not count towards the limit on attempts.
             call.stores.release(call.app_id(), attempt).await;
             Err(error)
         }

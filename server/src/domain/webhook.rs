@@ -65,7 +65,7 @@ pub struct SigningKey(Zeroizing<Vec<u8>>);
 #[derive(Clone, Debug)]
 pub struct QueuedEvent {
     pub id: Uuid,
-    /// The number of failed deliveries.
+    /// The number of failed deliveries. For a pull webhook: the number of fetches.
     pub attempts: u32,
     pub kind: EventKind,
     pub at: OffsetDateTime,

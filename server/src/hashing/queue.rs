@@ -91,8 +91,9 @@ pub(super) enum PushOutcome<T> {
     Queued,
     /// The new job is queued, and this job of another owner ([`FairQueue::displaced_owner`]) was removed for it.
     Displaced(T),
-    /// There is no slot. Either the queue is full and no other owner has more jobs, or the queue is at least half full
-    /// and the client address already has two waiting jobs.
+    /// There is no slot. Either the queue is full and no other owner must lose a job for it
+    /// ([`FairQueue::displaced_owner`]), or the queue is at least half full and the client address already has two
+    /// waiting jobs.
     Refused(T),
 }
 
@@ -105,8 +106,7 @@ pub(super) struct ScheduledJob<N, A, C, T> {
     pub(super) charge: Charge<N, A, C>,
 }
 
-/// The time that a job is expected to take, which was charged to the owner of the job. When the job has ended, the
-/// charge is corrected.
+/// The expected time of a job. It was charged to the owner in advance. When the job has ended, the charge is corrected.
 #[derive(Debug)]
 pub(super) struct Charge<N, A, C> {
     owner: JobOwner<N, A, C>,

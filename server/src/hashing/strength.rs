@@ -437,8 +437,8 @@ mod tests {
         assert_eq!(score(&strong, &guesses), 4, "the text after the address counts");
     }
 
-    /// The passwords that are known to take longest, and passwords that cause an overflow in zxcvbn, each with guess
-    /// words.
+    /// The passwords that are known to take longest to score, and passwords that cause an overflow in zxcvbn, each with
+    /// guess words.
     fn hostile_passwords() -> Vec<(String, Vec<String>)> {
         let cycle = |text: &str, length: usize| text.chars().cycle().take(length).collect::<String>();
         let symbols = "4@8({[<3691!|70$5+%2";

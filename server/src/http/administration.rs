@@ -1,4 +1,4 @@
-//! The administration listener: ServiceAccounts read and change the users of the App that lists them.
+//! The administration listener: the ServiceAccounts that an App lists can read and change its users.
 //!
 //! Each call is checked in this order. The number is the status of the error if the check fails: path and App (404),
 //! method (405), token (401), right (403), number of calls in flight (429), query and body, existence of the object

@@ -143,8 +143,9 @@ pub fn has_basic(headers: &HeaderMap) -> bool {
 ///
 /// # Errors
 ///
-/// 415 if the body is not a form; 400 if the request uses two methods of authentication; 429 after too many failures;
-/// 401 `invalid_client` if the credentials are wrong; 503 if the secret of the client cannot be read.
+/// 415 if the body is not a form; 400 if the request uses two methods of authentication or names two clients; 429 after
+/// too many failures; 401 `invalid_client` if the credentials are wrong; 503 if the secret or the keys of the client
+/// cannot be read, or a store is unavailable.
 pub async fn authenticate<'a, S: Ports>(
     state: &'a State<S>,
     app: &'a App,

@@ -30,15 +30,16 @@ pub enum Cors {
     /// except `Vary`.
     Unlisted,
     Listed(HeaderValue),
-    /// The origin of a client's redirect URL, at an endpoint that clients call. A web page of a client sends its token
-    /// or code itself and needs no cookies, so the response does not allow cookies.
+    /// The origin of a client's redirect URL, at an endpoint that web pages of clients call. A web page of a client
+    /// sends its token or code itself and needs no cookies, so the response does not allow cookies.
     OfClient(HeaderValue),
 }
 
 // === impl Cors ===
 
 impl Cors {
-    /// Returns the CORS headers for a request. `is_for_clients`: whether OpenID Connect clients call the endpoint.
+    /// Returns the CORS headers for a request. `is_for_clients`: whether web pages of OpenID Connect clients call the
+    /// endpoint.
     pub fn from_request(headers: &HeaderMap, app: &App, is_for_clients: bool) -> Self {
         let mut origins = headers.get_all(ORIGIN).iter();
         let (Some(origin), None) = (origins.next(), origins.next()) else { return Self::Unlisted };

@@ -53,7 +53,8 @@ macro_rules! error_codes {
                 Self::ALL.iter().copied().find(|code| code.as_str() == text)
             }
 
-            /// Whether the error names the user that the request conflicts with.
+            /// Whether the error always names the user that the request conflicts with. `email_taken` names the user
+            /// only on the administration listener.
             pub const fn names_user(self) -> bool {
                 matches!(self, Self::ExternalIdTaken | Self::IdentityTaken)
             }
@@ -173,8 +174,8 @@ pub struct Problem {
     pub status: StatusCode,
     pub description: Cow<'static, str>,
     pub fields: Vec<FieldProblem>,
-    /// The user that the request conflicts with. Set only on the administration listener. Boxed, because every function
-    /// that can fail returns a `Problem`.
+    /// The user that the request conflicts with. Set only on the administration listener. Boxed to keep `Problem`
+    /// small, because many functions return it.
     pub user_id: Option<Box<UserId>>,
     pub headers: Vec<(HeaderName, HeaderValue)>,
     /// The time in `Retry-After`, if the reason for the error is a limit, lack of capacity or an outage. Such errors
@@ -254,8 +255,8 @@ impl Problem {
         Self::new(ErrorCode::ProviderNotFound, "the App has no provider of this name")
     }
 
-    /// The error if a browser's request names an unknown client. A client that fails to authenticate gets a different
-    /// error.
+    /// The 400 if a browser's request names an unknown client. A client that fails to authenticate gets a 401 with the
+    /// same code.
     pub fn client_not_found() -> Self {
         Self::new(ErrorCode::InvalidClient, "the App has no such client")
             .with_status(ErrorCode::InvalidRequest.status())

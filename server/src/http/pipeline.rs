@@ -115,7 +115,7 @@ pub trait Endpoints: Send + Sync + 'static {
         true
     }
 
-    /// Whether OpenID Connect clients call the route, also from their web pages.
+    /// Whether web pages of OpenID Connect clients call the route.
     fn is_for_clients(_: Self::Route) -> bool {
         false
     }
@@ -532,7 +532,8 @@ fn request_id(headers: &HeaderMap) -> Option<String> {
     only.to_str().ok().filter(|id| well_formed(id)).map(str::to_owned)
 }
 
-/// Logs an error with its cause. Only errors with a 5xx status are logged above level debug.
+/// Logs an error with its cause: at level error or warn if its status is 5xx. Any other error is logged at level debug,
+/// and only if it has a cause.
 fn log_problem(problem: &Problem) {
     let cause = problem.cause.as_deref().map(|cause| ErrorChain(cause).to_string());
     let code = problem.code.as_str();

@@ -34,8 +34,8 @@ use crate::{
 pub const MAX_BODY: usize = 64 * 1024;
 /// Maximum depth of arrays and objects; the outermost object has depth 1 (specification: HTTP API, Request bodies).
 pub const MAX_DEPTH: usize = 16;
-/// Maximum number of values in a JSON body. The largest body with this maximum has five fields. A body of 64 KiB such
-/// as `[0,0,…` would take 1 MiB as a tree of values.
+/// Maximum number of values in a JSON body. The operations with this maximum have at most five fields. A body of 64 KiB
+/// such as `[0,0,…` would take 1 MiB as a tree of values.
 pub const MAX_VALUES: usize = 1000;
 /// Maximum number of parameters of a form. An authorization request has fewer than thirty known parameters, and a
 /// provider sends fewer than twenty. A form of 64 KiB such as `a&b&c…` would take 2 MiB as a map (specification: HTTP
@@ -263,7 +263,8 @@ impl InboundRequest {
     /// # Errors
     ///
     /// 413 if the body has more than `max_bytes` bytes or `max_lines` lines, or a line has more than `max_line` bytes;
-    /// 415 for another media type; 503 if the server has no memory for the body.
+    /// 415 for another media type; 408 if the body is not received in time; 400 if it is incomplete; 503 if the server
+    /// has no memory for it.
     pub async fn read_lines(
         &mut self,
         max_bytes: usize,

@@ -61,7 +61,7 @@ const MAX_LINGER_READ_BYTES: usize = 32 * 1024;
 /// The connection preface of HTTP/2 (RFC 9113, 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// The state of a connection that its [`TimeoutStream`] (below hyper) and its requests (above hyper) share.
+/// The state that the [`TimeoutStream`] of a connection (below hyper) and its requests (above hyper) share.
 #[derive(Default)]
 pub struct ConnectionState {
     /// The number of requests whose response is not completely written.
@@ -72,6 +72,7 @@ pub struct ConnectionState {
     /// written.
     activity: AtomicU64,
     is_http2: AtomicBool,
+    /// Whether a request has arrived on the connection.
     has_served: AtomicBool,
     /// Whether the idle timeout of an HTTP/2 connection has expired.
     is_idle_expired: AtomicBool,
@@ -80,7 +81,8 @@ pub struct ConnectionState {
     connection_waker: AtomicWaker,
 }
 
-/// A running request. It counts as running until this value is dropped.
+/// A request of a connection. It counts as unanswered until its response is ready, and as unfinished until this value
+/// is dropped.
 pub struct ActiveRequest {
     shared: Arc<ConnectionState>,
     is_alone: bool,

@@ -50,7 +50,7 @@ struct LimitedStream {
 pub(super) async fn connect(addresses: &[SocketAddr]) -> Result<(TcpStream, SocketAddr), SendError> {
     for address in addresses {
         if let Ok(Ok(stream)) = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
-            // TCP_NODELAY, because commands are short, and each waits for its response.
+            // TCP_NODELAY, because commands are short, and the next command waits for the response to the previous one.
             let _ = stream.set_nodelay(true);
             return Ok((stream, *address));
         }

@@ -263,8 +263,8 @@ mod tests {
         assert!(mail.text.starts_with("Hello nnn"), "{}", &mail.text[..40]);
     }
 
-    /// The operator's tests use the same samples: the server accepts the templates that the operator publishes, and
-    /// rejects all other templates.
+    /// The operator's tests use the same samples. So the server accepts exactly the templates that the operator
+    /// publishes.
     #[test]
     fn templates_that_the_operator_publishes_are_accepted_and_no_others() {
         let accepted = |name: &str, source: &str| {

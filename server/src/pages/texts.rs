@@ -134,7 +134,7 @@ mod tests {
 
     /// The parser leaves out texts that it cannot parse, so this test compares its result with the lines of the files.
     #[test]
-    fn every_message_of_the_files_can_be_used() {
+    fn every_text_of_the_files_is_parsed() {
         for (language, file) in [
             (Language::En, include_str!("../../../crds/src/pages/texts/en.ftl")),
             (Language::De, include_str!("../../../crds/src/pages/texts/de.ftl")),

@@ -264,8 +264,8 @@ impl Inner {
         }))
     }
 
-    /// The owner of this access token, from the profile endpoint and, if the preset has one, from the list of email
-    /// addresses.
+    /// The owner of this access token. Reads the profile endpoint. If the preset has a list of email addresses, also
+    /// reads this list.
     pub(super) async fn fetch_identity(
         &self,
         client: &ProviderConfig<'_>,

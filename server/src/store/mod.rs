@@ -1,5 +1,5 @@
-//! The stores behind the domain's ports: Postgres for users, identities, the outbox and audit events; Redis for
-//! sessions, codes, flows and limits.
+//! The stores behind the domain's ports: Postgres for users, identities, groups, consents, the outbox, audit events and
+//! webhook events; Redis for sessions, codes, flows and limits.
 
 mod audit;
 mod groups;

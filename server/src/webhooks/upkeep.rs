@@ -28,11 +28,12 @@ enum Sweep {
     Pull,
 }
 
-/// Removes events of removed webhooks, old dead letters, and events that consumers did not fetch. Turns old events that
-/// could not be delivered into dead letters. Returns how many events were removed or became dead letters. Events of an
-/// App without a document stay until the App's users are deleted. The server that deletes the users also deletes the
-/// events, unless its version is too old to know webhook events. This sweep deletes the events that a server of such a
-/// version has left behind. The webhooks take turns, one batch each.
+/// Removes events of removed webhooks, old dead letters, events that consumers did not acknowledge in time, and the
+/// oldest events of queues that are too long. Turns old events that could not be delivered into dead letters. Returns
+/// how many events were removed or became dead letters. Events of an App without a document stay until the App's users
+/// are deleted. The server that deletes the users also deletes the events, unless its version is too old to know
+/// webhook events. This sweep deletes the events that a server of such a version has left behind. The webhooks take
+/// turns, one batch each.
 pub async fn remove_old_events(stores: &Stores, apps: &Apps, metrics: &WebhookMetrics) -> Result<u64, StoreError> {
     let postgres = &stores.postgres;
     let end = Instant::now() + MAX_DELETE_TIME;

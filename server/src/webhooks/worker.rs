@@ -289,7 +289,7 @@ mod tests {
         in_flight: Mutex<BTreeMap<WebhookKey, usize>>,
         claim_limits: Mutex<Vec<usize>>,
         /// For each call of `claim_events`: the number of webhooks that were passed to it.
-        webhooks_of_claims: Mutex<Vec<usize>>,
+        webhooks_per_claim: Mutex<Vec<usize>>,
         failing_finishes: Mutex<u32>,
         finished: mpsc::UnboundedSender<(WebhookKey, EventOutcome)>,
         notifications: broadcast::Sender<String>,
@@ -338,7 +338,7 @@ mod tests {
         ) -> Result<Vec<ClaimedEvent>, StoreError> {
             assert_eq!(lease, LEASE);
             self.claim_limits.lock().push(limit);
-            self.webhooks_of_claims.lock().push(webhooks.len());
+            self.webhooks_per_claim.lock().push(webhooks.len());
             let (mut due, mut in_flight) = (self.due.lock(), self.in_flight.lock());
             let mut claimed = Vec::new();
             for event in std::mem::take(&mut *due) {
@@ -438,7 +438,7 @@ mod tests {
             due: Mutex::new(due),
             in_flight: Mutex::default(),
             claim_limits: Mutex::default(),
-            webhooks_of_claims: Mutex::default(),
+            webhooks_per_claim: Mutex::default(),
             failing_finishes: Mutex::default(),
             finished: finished_sender,
             notifications: broadcast::Sender::new(1),
@@ -516,7 +516,7 @@ mod tests {
         let leased = leased.flat_map(|webhook| events(&webhook, 1).collect::<Vec<_>>());
         let mut running = run(leased.chain(events("crm", 1)).collect());
         assert_eq!(running.wait_for_started(1).await, ["crm"], "the last webhook of the list");
-        let claimed = running.queue.webhooks_of_claims.lock().clone();
+        let claimed = running.queue.webhooks_per_claim.lock().clone();
         assert!(claimed.iter().all(|webhooks| *webhooks == MAX_WEBHOOKS_PER_CLAIM), "{claimed:?}");
         running.stop().await;
     }

@@ -55,7 +55,7 @@ async fn all_users_are_exported_in_lines_that_can_be_imported() {
 }
 
 #[tokio::test]
-async fn the_data_of_a_user_is_exported() {
+async fn the_data_of_a_user_is_exported_and_the_events_of_the_user_are_listed_in_pages() {
     let test = AdministrationTest::start().await;
     let (admin, client, app) = (test.admin(), test.test_app.client(), test.test_app.id());
     let id = admin.create(&json!({ "email": EMAIL, "email_verified": true, "password": PASSWORD })).await;

@@ -129,7 +129,7 @@ async fn adding_or_removing_a_member_again_has_no_effect() {
 }
 
 #[tokio::test]
-async fn unknown_and_malformed_groups_and_users_get_404() {
+async fn unknown_and_malformed_groups_and_users_get_404_after_the_query_and_the_body_are_checked() {
     let test = AdministrationTest::start().await;
     let admin = test.admin();
     admin.put("groups/staff", &json!({})).await.expect(StatusCode::OK);
@@ -253,7 +253,7 @@ async fn the_outbox_propagates_a_change_that_was_made_without_redis() {
 }
 
 #[tokio::test]
-async fn a_large_group_is_deleted_with_all_its_members() {
+async fn a_large_group_is_deleted_with_all_its_memberships() {
     let test = AdministrationTest::start().await;
     let (admin, test_app) = (test.admin(), &test.test_app);
     let user = create_logged_in_user(&test, &admin, EMAIL).await;

@@ -105,7 +105,7 @@ async fn a_session_with_offline_access_continues_after_a_logout_and_ends_when_th
 }
 
 #[tokio::test]
-async fn a_client_that_is_no_longer_served_loses_its_tokens() {
+async fn the_tokens_of_a_client_are_valid_only_while_the_client_is_served() {
     let test = OpenIdTest::start().await;
     let tokens = test.tokens("openid offline_access").await;
     let (access_token, token) = (tokens.string("access_token"), tokens.string("refresh_token"));

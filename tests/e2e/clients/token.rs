@@ -387,7 +387,7 @@ async fn discovery_describes_the_provider() {
 }
 
 #[tokio::test]
-async fn pages_of_a_client_can_call_the_client_endpoints_without_credentials() {
+async fn cors_allows_pages_of_a_client_to_call_only_token_revoke_and_userinfo() {
     let test = OpenIdTest::start().await;
     let client = test.client();
     let origin = "https://app.example.com";

@@ -102,7 +102,7 @@ async fn request_rotation(install: &Installation<'_>, name: &str, request: &str)
 }
 
 /// Waits until the document of the App does not have the Client. The status can report a refusal up to half a second
-/// earlier.
+/// before the document changes.
 async fn wait_until_not_rendered(install: &Installation<'_>, app: &App, name: &str) {
     eventually("the document does not have the Client", LIMIT, || async {
         rendered_client(install, app, name).await.is_null().then_some(())
@@ -144,7 +144,7 @@ async fn app_conditions(install: &Installation<'_>, app: &App) -> Vec<(String, C
 }
 
 #[tokio::test]
-async fn an_applied_client_becomes_ready_with_a_secret_of_its_own() {
+async fn an_applied_client_becomes_ready_with_a_created_secret() {
     let install = TestCluster::shared().await.install().await;
     let _servers = install.start_servers(2).await;
     let _operator = install.start_operator().await;
@@ -479,7 +479,8 @@ async fn a_rotation_happens_once_even_if_the_leader_is_killed() {
         assert_eq!(authentication["sha256"], sha256(&client_secret(&install, "grafana").await));
         leader.start().unwrap();
         wait_until_ready(&install, tenant, "grafana").await;
-        // When this other Client is reconciled, the new leader has handled the rotation.
+        // If the new leader rotated a second time, it would do so before this other Client becomes Ready. The audit log
+        // would then contain two updates of the Secret.
         let other = format!("other-{round}");
         apply_client(&install, &app, &other, &json!({})).await;
         wait_until_ready(&install, tenant, &other).await;
@@ -490,7 +491,7 @@ async fn a_rotation_happens_once_even_if_the_leader_is_killed() {
 }
 
 #[tokio::test]
-async fn a_client_can_have_a_secret_or_keys_of_its_own() {
+async fn a_client_can_reference_a_secret_or_keys() {
     let install = TestCluster::shared().await.install().await;
     let _servers = install.start_servers(1).await;
     let _operator = install.start_operator().await;
@@ -669,7 +670,8 @@ async fn a_server_that_is_too_old_affects_the_clients_and_not_the_app() {
     let message = wait_for_condition(&install, grafana, type_, status, "ServersTooOld").await;
     assert!(message.contains("format 4") && message.contains(scripted.pod().name()), "{message}");
     let with_client = wait_for_other_revision(&install, &app, &first).await;
-    // The old server still serves the document without the Client: the App's part is the same in both documents.
+    // The old server still serves the first document, which does not contain the Client. The App is Programmed anyway,
+    // because the App's own part is the same in both documents.
     install.wait_for_condition(&app, ConditionType::Programmed, ConditionStatus::True, "Programmed").await;
     scripted.set_script(RevisionScript::serving(3, app.id(), &with_client));
     wait_for_condition(&install, grafana, type_, status, "ServersTooOld").await;
@@ -710,7 +712,7 @@ async fn a_server_with_an_older_document_affects_only_the_clients_that_have_chan
 }
 
 #[tokio::test]
-async fn a_storm_of_clients_causes_two_publishes_per_second_and_delays_no_other_namespace() {
+async fn a_storm_of_clients_causes_at_most_two_publishes_per_second_and_delays_no_other_namespace() {
     let install = TestCluster::shared().await.builder().tenants(2).install().await;
     let _servers = install.start_servers(1).await;
     let _operator = install.start_operator().await;
@@ -817,7 +819,7 @@ async fn the_policy_lets_the_operator_write_only_secrets_of_clients() {
 }
 
 #[tokio::test]
-async fn a_client_needs_a_secret_of_its_own_if_client_secrets_are_off() {
+async fn a_client_must_reference_a_secret_if_the_operator_creates_none() {
     let install = TestCluster::shared().await.builder().value("operator.clientSecrets=false").install().await;
     let _servers = install.start_servers(1).await;
     let operator = install.start_operator_as(install.operator_account(), &["--client-secrets=false"]);

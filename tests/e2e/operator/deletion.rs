@@ -291,7 +291,8 @@ async fn a_deletion_waits_without_postgres_and_says_how_to_end_it() {
     for app in [&kept, &deleted, &damaged] {
         apply_with_users(&install, &servers[0], app, &["ada"]).await;
     }
-    // Damages the keys of an App, so that the operator cannot read who owns the App's users.
+    // Damages the keys of an App. The operator then lacks `incarnation` and `handover`, by which the servers recognize
+    // the users of the App.
     let secrets: Api<Secret> = operator_secrets(&install);
     let set_key_data = async |data: serde_json::Value| {
         let patch = Patch::Merge(json!({ "data": data }));

@@ -24,7 +24,7 @@ use sqlx::{AssertSqlSafe, Connection};
 /// The operator and the servers apply a change within a second or two; a loaded machine takes longer.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
 
-/// Gets an App or Provider in the stored form. Also works if the object does not match the schema.
+/// Gets an App, Provider or Client in the stored form. Also works if the object does not match the schema.
 pub(super) async fn get_object(
     install: &Installation<'_>,
     kind: &str,
@@ -36,7 +36,7 @@ pub(super) async fn get_object(
     Ok(api.get(name).await?)
 }
 
-/// The conditions of an App or Provider.
+/// The conditions of an App, Provider or Client.
 pub(super) fn conditions_of(object: &DynamicObject) -> Result<Vec<Condition>> {
     let conditions = object.data["status"]["conditions"].clone();
     serde_json::from_value(conditions).context("conditions")

@@ -91,7 +91,7 @@ impl TestInstall {
         self.id().parse().unwrap()
     }
 
-    /// A client of a server, with its own client address.
+    /// Returns an API client for this server. Each API client has a different client address.
     fn client(&self, server: usize) -> ApiClient {
         self.install.client_of(&self.servers[server])
     }

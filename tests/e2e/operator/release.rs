@@ -136,7 +136,8 @@ async fn an_app_that_is_recreated_immediately_can_be_used() {
         let delete_users = "DELETE FROM users; DELETE FROM outbox; DELETE FROM audit_events";
         super::helpers::execute_statements(&install, delete_users).await;
         install.delete(&app).await.unwrap();
-        // Recreates the App at different steps of the deletion.
+        // Waits for a step of the deletion, which differs between the rounds. The next round recreates the App at this
+        // step.
         match round % 4 {
             0 => {}
             1 => {

@@ -1,4 +1,4 @@
-//! The condition Delivering follows the receiver, and events wait for a missing Secret and end with their App.
+//! The condition Delivering follows the receiver. Events wait for a missing Secret, and are deleted with their App.
 
 use std::fs;
 

@@ -413,7 +413,7 @@ async fn hostile_tokens_are_rejected_without_a_request_for_keys() {
 }
 
 #[tokio::test]
-async fn a_fifth_concurrent_call_from_one_client_is_refused_immediately() {
+async fn a_fifth_concurrent_call_from_one_client_address_is_refused_immediately() {
     let fixture = Fixture::new("github").await;
     fixture.upstream.script(ProviderEndpoint::TokenCheck, ScriptedResponse::silent());
     let client = new_client_address();

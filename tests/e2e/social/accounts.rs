@@ -137,7 +137,7 @@ async fn an_identity_with_the_verified_address_of_a_verified_account_is_linked_a
 }
 
 #[tokio::test]
-async fn a_provider_that_anybody_can_run_links_by_address_only_if_the_app_allows_it() {
+async fn verified_addresses_of_a_provider_are_not_trusted_without_link_by_email() {
     let social = SocialTest::start().await;
     social.test_app.register_and_confirm(EMAIL).await;
     let redirect = AppRedirect::expect_session(&social.log_in_with("other", &owner()).await);

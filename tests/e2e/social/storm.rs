@@ -27,7 +27,7 @@ fn peak_memory_kib(server: &ServerProcess) -> u64 {
 }
 
 #[tokio::test]
-async fn a_storm_of_callbacks_from_one_client_does_not_block_other_clients() {
+async fn a_storm_of_callbacks_from_one_client_address_does_not_block_other_clients() {
     let social = SocialTest::start().await;
     // Each flow has its own cookie jar, because a browser has at most four flows.
     let client = social.test_app.client();

@@ -155,7 +155,7 @@ async fn events(fixture: &Fixture) -> Vec<(String, Value)> {
     rows.into_iter().map(|(kind, detail)| (kind, detail.unwrap_or(json!(null)))).collect()
 }
 
-/// Returns the users, the identities, the outbox and the events of all Apps as one number. Equal numbers show that
+/// Returns a checksum of all users, identities, outbox rows and audit events of all Apps. Equal checksums show that
 /// nothing has changed.
 async fn digest(fixture: &Fixture) -> i64 {
     fixture

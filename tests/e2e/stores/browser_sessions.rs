@@ -440,7 +440,7 @@ async fn all_keys_of_a_browser_session_expire_in_redis() {
 }
 
 #[tokio::test]
-async fn the_login_page_has_the_limits_of_the_json_login() {
+async fn failures_of_the_login_page_and_of_the_json_login_count_for_the_same_limit() {
     let pages = PagesFixture::new().await;
     let address = pages.client.client_address();
     let password_hash = pages.fixture.stores.hash(&pages.app, address, &Password::new(PASSWORD)).await.unwrap();

@@ -76,7 +76,7 @@ async fn a_withdrawn_consent_is_gone_and_recorded_once() {
 }
 
 #[tokio::test]
-async fn a_new_owner_of_the_account_has_no_consents() {
+async fn a_password_reset_removes_the_consents_only_if_the_address_was_unverified() {
     let fixture = Fixture::new().await;
     let Fixture { stores, app, .. } = &fixture;
     let user = create_user(&fixture, "ada@example.com").await;

@@ -18,7 +18,7 @@ use super::{CREATED, EMAIL, LIMIT, app, create_user};
 use crate::administration::AdministrationTest;
 
 const COMPILE_LIMIT: Duration = Duration::from_secs(60);
-/// The host that `rebinding.c` looks up. The first lookup returns [`ALLOWED`], every later one returns [`PRIVATE`].
+/// `rebinding.c` replaces the lookups of this host: the first one returns [`ALLOWED`], every later one [`PRIVATE`].
 const HOST: &str = "rebinding.test";
 const ALLOWED: &str = "127.0.0.1";
 const PRIVATE: &str = "10.0.0.1";

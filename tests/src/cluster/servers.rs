@@ -282,7 +282,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_of_the_machine_is_found() {
+    fn an_address_that_is_neither_loopback_nor_link_local_is_found() {
         let table = "\
 Local:
   +-- 0.0.0.0/0 2 0 2

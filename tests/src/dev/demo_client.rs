@@ -9,8 +9,8 @@ use url::Url;
 
 use crate::inbox::{DEMO_VERIFIER, SIGNED_IN_PATH};
 
-/// The URL that begins a login at the demo Client: the first Client of the App that redirects to the page of the inbox.
-/// `None` if there is no such Client.
+/// The URL of an authorization request of the demo Client, which begins a login. The demo Client is the first Client of
+/// the App that redirects to [`SIGNED_IN_PATH`] of the inbox. `None` if there is no such Client.
 pub(super) fn authorization_url(app: &Value, inbox: SocketAddr) -> Option<String> {
     let redirect_url = format!("http://{inbox}{SIGNED_IN_PATH}");
     let mut clients = app["clients"].as_array()?.iter();
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_client_with_the_page_of_the_inbox_gets_a_link() {
+    fn the_client_that_redirects_to_the_inbox_gets_an_authorization_url() {
         let inbox: SocketAddr = "127.0.0.1:8025".parse().unwrap();
         let client =
             |id: &str, url: &str| json!({ "clientID": id, "redirectURLs": [url], "scopes": ["openid", "email"] });

@@ -187,8 +187,8 @@ impl SentinelSetup {
         self.wait_until_replicated().await
     }
 
-    /// Waits until every running replica has replicated the primary's data, and until the number of replicas that each
-    /// sentinel could promote is at least the number of running replicas.
+    /// Waits until every running replica has replicated the primary's data, and until each sentinel could promote at
+    /// least as many replicas as are running.
     async fn wait_until_replicated(&self) -> Result<()> {
         poll_until("the replicas replicate", CHANGE_LIMIT, async || {
             let primary = self.primary().await?;

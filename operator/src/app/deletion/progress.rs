@@ -26,7 +26,7 @@ pub(super) fn progress_message(rollout: &RolloutState, users_left: Option<u64>) 
     with_advice(&progress)
 }
 
-/// Returns the condition message if the keys that identify the owner of the users cannot be used.
+/// Returns the condition message of a deletion that waits because the key Secret of the App cannot be used.
 pub(super) fn stuck_message(why: &UnusableReason) -> String {
     with_advice(&format!("the key Secret of the App cannot be used: {why}; restore it from a backup"))
 }

@@ -95,7 +95,7 @@ pub(crate) struct KeyLifecycle {
     pub(crate) activated_at: Option<OffsetDateTime>,
     #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
     pub(crate) retired_at: Option<OffsetDateTime>,
-    /// The time since which no Client has needed this Active key for ID tokens. `None`: a Client needs it.
+    /// Only for an Active key for ID tokens that no Client needs: the time since which no Client has needed it.
     #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
     pub(crate) unused_since: Option<OffsetDateTime>,
     /// The time by which every token and session that was created with the key has ended. `None`: some pod may still

@@ -17,7 +17,7 @@ fn owner(namespace: &str, name: &str) -> AppIdOwner {
     AppIdOwner { namespace: namespace.into(), name: name.into() }
 }
 
-/// Returns a claim of the App `namespace/name`, which was created `second` seconds after 1970.
+/// Returns a claim of the App `namespace/name`, which was created `second` seconds after the Unix epoch.
 fn claim(namespace: &str, name: &str, second: i64, validity: ClaimValidity) -> Claim {
     Claim { owner: owner(namespace, name), created: Some(Timestamp::from_second(second).unwrap()), validity }
 }
@@ -30,7 +30,7 @@ fn stored(namespace: &str, name: &str, written_for: &str) -> KeyLookup {
     KeyLookup::stored(document, owner(namespace, name))
 }
 
-/// The facts of the App `shop/store`, created 10 seconds after 1970 began, without keys or other Apps.
+/// The facts of the App `shop/store`, created 10 seconds after the Unix epoch, without keys or other Apps.
 fn facts() -> OwnershipFacts {
     OwnershipFacts {
         claim: claim("shop", "store", 10, ClaimValidity::Pending),

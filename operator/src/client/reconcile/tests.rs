@@ -78,14 +78,14 @@ fn a_reference_that_cannot_be_used_does_not_affect_accepted() {
 }
 
 #[test]
-fn an_app_that_is_not_accepted_is_named() {
+fn a_client_of_an_app_that_is_not_accepted_reports_this_and_names_the_app() {
     let report = waiting_report(&client(json!({})));
     assert_eq!((report.accepted.status, report.accepted.reason), (ConditionStatus::Unknown, Reason::Pending));
     assert!(report.accepted.message.contains("App platform is not accepted"), "{}", report.accepted.message);
 }
 
 #[test]
-fn an_app_whose_users_are_deleted_has_no_clients() {
+fn an_app_is_ending_only_if_it_is_deleted_together_with_its_users() {
     let mut app = app(json!({ "deletionPolicy": "Delete" }));
     assert!(!is_ending(&app));
     app.metadata.deletion_timestamp = Some(crate::status::to_k8s_time(time::OffsetDateTime::UNIX_EPOCH));
@@ -110,7 +110,7 @@ async fn writes_of_client_statuses_do_not_delay_writes_for_apps() {
 }
 
 #[tokio::test]
-async fn a_refused_client_that_is_served_has_its_secret() {
+async fn the_missing_secret_of_a_refused_client_that_is_served_is_created() {
     const SECRETS: &str = "/api/v1/namespaces/monitoring/secrets";
     let script = MockApi::default()
         .expect(Method::GET, &format!("{SECRETS}/grafana-oidc"), |_| not_found("grafana-oidc"))

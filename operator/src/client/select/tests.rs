@@ -162,7 +162,7 @@ fn a_client_that_cannot_be_read_stays_served_as_it_was() {
 }
 
 #[test]
-fn a_client_that_stays_served_has_its_current_secret() {
+fn a_client_that_stays_served_gets_its_current_secret_unless_its_method_changes() {
     let invalid = |credentials: Credentials| {
         let client = own("a", json!({ "scopes": ["email"] }));
         select_edited(&policy(), json!({}), Candidate { credentials, ..client }).rendered.unwrap().authentication
@@ -179,6 +179,7 @@ fn a_client_that_stays_served_has_its_current_secret() {
     let missing = Credentials::Keys(Err(FieldError::new(Reason::ConfigMapNotFound, "spec.web.jwksRef", "create it")));
     let edited = Candidate { credentials: missing, ..own("a", keys) };
     assert_eq!(select_edited(&policy(), json!({}), edited).rendered.unwrap().authentication, secret("hash"));
+    // The current secret cannot be read, because the API server does not respond. The Client keeps its last secret.
     assert_eq!(invalid(Credentials::Unread(ErrorKind::Unavailable)), secret("hash"));
 }
 
@@ -195,14 +196,15 @@ fn a_client_keeps_its_last_secret_while_the_api_server_does_not_respond() {
     };
     let hash = RenderedClientAuthentication::Secret { sha256: "hash".to_owned(), previous: None };
     assert_eq!(unread(ErrorKind::Unavailable, 1), (None, 0, hash));
-    // If the reference was edited since then, or can never be read, the client is not served with its last secret.
+    // A Client that was edited since it was accepted last is not served with its last secret. The same applies to a
+    // Client if the operator lacks the permission to read its Secret.
     let unresolved = (None, 1, RenderedClientAuthentication::Unresolved);
     assert_eq!(unread(ErrorKind::Unavailable, 2), unresolved);
     assert_eq!(unread(ErrorKind::Forbidden, 1), unresolved);
 }
 
 #[test]
-fn an_unresolved_secret_does_not_refuse_the_client() {
+fn a_client_with_an_unresolved_secret_is_not_refused() {
     let client = Candidate { credentials: Credentials::Created(CreatedSecret::Pending), ..own("a", json!({})) };
     let selected = select_first(&policy(), &[client]).remove(0);
     assert_eq!((selected.refusal, selected.unresolved.len()), (None, 1));
@@ -210,7 +212,7 @@ fn an_unresolved_secret_does_not_refuse_the_client() {
 }
 
 #[test]
-fn a_client_that_is_left_unread_is_refused_and_needs_no_room() {
+fn a_client_that_is_left_unread_is_refused_and_does_not_block_its_client_id() {
     let unread = || Candidate { credentials: Credentials::LeftUnread, ..own("a", json!({ "clientID": "grafana" })) };
     let selected = select_first(&policy(), &[unread(), own("b", json!({ "clientID": "grafana" }))]);
     assert_eq!(reasons(&selected), [Some(Reason::TooManyClients), None]);

@@ -153,7 +153,7 @@ mod tests {
         }
     }
 
-    /// An implementation of the ports in memory. Each removal of a batch returns the next outcome of `removals`.
+    /// An implementation of the ports in memory. Each call of `remove_group` returns the next outcome in `removals`.
     /// `propagated` records each user when the user's groups are written to Redis.
     #[derive(Default)]
     struct FakeStores {

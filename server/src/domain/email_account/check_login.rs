@@ -98,8 +98,8 @@ pub(in crate::domain) async fn check_login<S: Users + RateLimits + PasswordHashe
 // === impl CheckedLogin ===
 
 impl CheckedLogin {
-    /// Releases the permit and waits for `open`, which opens the session. `open` returns `None` if the user's epoch has
-    /// risen since the user was read.
+    /// Releases the permit, makes the client address known to the account, and waits for `open`, which opens the
+    /// session. `open` returns `None` if the user's epoch has risen since the user was read.
     pub(in crate::domain) async fn open_session<S: RateLimits, T>(
         self,
         call: Call<'_, S>,

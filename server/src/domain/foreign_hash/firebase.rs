@@ -1,4 +1,5 @@
-//! The values of a Firebase project that a check of its hashes needs in addition to the salt and the parameters.
+//! The signer key and the salt separator of a Firebase project. A check of a Firebase hash needs both of them, and the
+//! salt and the parameters of the hash.
 
 use std::{fmt, sync::Arc};
 

@@ -1,5 +1,5 @@
-//! The applications of a user: the clients that the user has allowed access, or that have access while the user is away
-//! (specification: Authorization, Applications).
+//! The applications of a user: the clients to which the user gave a stored consent, and those with a session that
+//! continues after the user logs out (specification: Authorization, Applications).
 
 use std::{collections::BTreeMap, sync::Arc};
 

@@ -233,7 +233,7 @@ mod tests {
     /// Rate limits with windows that never end, and the used assertions, both in memory.
     #[derive(Default)]
     struct FakeStores {
-        /// The counted uses that were not released: the limit, and the subject for which it counted the use.
+        /// Each use that was counted and not released: its limit and its subject.
         counted: Mutex<Vec<(Limit, String)>>,
         /// The limit that is reached.
         reached: Option<ClientLimitName>,

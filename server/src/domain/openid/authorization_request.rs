@@ -205,7 +205,7 @@ impl RequestParameters {
     }
 
     /// Whether a parameter of an authorization request occurs more than once.
-    fn has_repeated(&self) -> bool {
+    fn has_repeated_parameter(&self) -> bool {
         let mut of_authorize = KNOWN_PARAMETERS.into_iter().filter(|name| *name != "post_logout_redirect_uri");
         of_authorize.any(|name| self.get(name).is_err())
     }
@@ -261,7 +261,7 @@ impl AuthorizationRequest {
         if parameters.contains("registration") {
             return Err(Code::RegistrationNotSupported.because("registration is not supported"));
         }
-        if parameters.has_repeated() {
+        if parameters.has_repeated_parameter() {
             return Err(AuthorizationError::invalid("a parameter is given more than once"));
         }
         let response_type = once("response_type")?;

@@ -18,7 +18,7 @@ use crate::domain::{
     user::UserId,
 };
 
-/// The claims about a user. A claim is present only if it was granted and has a value.
+/// The claims about a user. A claim that was not granted is left out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct UserClaims<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]

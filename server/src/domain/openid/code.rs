@@ -27,8 +27,7 @@ pub const CODE_PREFIX: &str = "lka_";
 #[derive(Clone, PartialEq, Eq)]
 pub struct ClientCode(Zeroizing<String>);
 
-/// The key under which a code is stored: its SHA-256. A secret key is not necessary, because a code has 256 random
-/// bits.
+/// The key under which a code is stored: its SHA-256. The hash needs no secret, because a code has 256 random bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientCodeKey(String);
 

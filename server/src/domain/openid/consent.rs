@@ -50,7 +50,7 @@ pub(super) async fn consent_reason<S: Consents>(
     })
 }
 
-/// Whether the response goes to a program on the user's device that cannot prove which program it is.
+/// Whether the response goes to a program on the user's device. Such a program cannot prove which program it is.
 pub fn is_program_on_device(request: &AuthorizationRequest) -> bool {
     request.client.is_public() && !request.reply.target.as_str().starts_with("https://")
 }

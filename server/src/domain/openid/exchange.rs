@@ -51,8 +51,8 @@ impl<E: Into<CommonError>> From<E> for ClientExchangeError {
     }
 }
 
-/// Exchanges a code of this client, which has authenticated. A refusal does not use up the code. A second exchange is
-/// also refused, and ends the session of the first one (RFC 6749, 4.1.2).
+/// Exchanges a code of this client, which has authenticated or is public. A refusal does not use up the code. A second
+/// exchange is also refused, and ends the session of the first one (RFC 6749, 4.1.2).
 pub async fn exchange_client_code<S: ClientCodes + ClientSessions + Sessions + Groups + AuditLog>(
     call: Call<'_, S>,
     client: &OpenIdClient,
@@ -65,7 +65,7 @@ pub async fn exchange_client_code<S: ClientCodes + ClientSessions + Sessions + G
         StoredClientCode::Exchanged(exchanged, _) => exchanged.clone(),
     };
     let is_own = *exchanged.client_uid == *client.uid;
-    if !is_own || !is_verified(exchanged.code_challenge.as_ref(), exchange.code_verifier) {
+    if !is_own || !verifier_matches(exchanged.code_challenge.as_ref(), exchange.code_verifier) {
         return Err(ClientExchangeError::InvalidGrant);
     }
     let record = match found {
@@ -107,7 +107,7 @@ pub async fn exchange_client_code<S: ClientCodes + ClientSessions + Sessions + G
 
 /// Whether the verifier matches the challenge. A challenge without a verifier is refused, and so is a verifier without
 /// a challenge (RFC 9700, 4.8.2).
-fn is_verified(challenge: Option<&CodeChallenge>, verifier: Option<&str>) -> bool {
+fn verifier_matches(challenge: Option<&CodeChallenge>, verifier: Option<&str>) -> bool {
     match (challenge, verifier) {
         (None, None) => true,
         (Some(challenge), Some(verifier)) => challenge.is_satisfied_by(verifier),
@@ -214,12 +214,12 @@ mod tests {
     fn a_verifier_and_a_challenge_are_accepted_only_together() {
         let verifier = "v".repeat(43);
         let challenge = CodeChallenge::of(&verifier);
-        assert!(is_verified(None, None));
-        assert!(is_verified(Some(&challenge), Some(&verifier)));
-        assert!(!is_verified(Some(&challenge), None), "PKCE cannot be left out at the exchange");
-        assert!(!is_verified(None, Some(&verifier)), "PKCE cannot be left out at the authorization request");
+        assert!(verifier_matches(None, None));
+        assert!(verifier_matches(Some(&challenge), Some(&verifier)));
+        assert!(!verifier_matches(Some(&challenge), None), "PKCE cannot be left out at the exchange");
+        assert!(!verifier_matches(None, Some(&verifier)), "PKCE cannot be left out at the authorization request");
         for wrong in ["", "v", &"w".repeat(43), &"v".repeat(44), challenge.as_str()] {
-            assert!(!is_verified(Some(&challenge), Some(wrong)), "{wrong}");
+            assert!(!verifier_matches(Some(&challenge), Some(wrong)), "{wrong}");
         }
     }
 }

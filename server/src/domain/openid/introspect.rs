@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_clients_own_current_refresh_token_counts_as_a_use() {
+    fn only_the_clients_own_current_refresh_token_is_active_and_counts_as_a_use() {
         let app = fixtures::provider(["grafana", "other"].map(fixtures::client).into());
         let (stores, env) = (FakeSessions::default(), Env::system());
         let info = ClientInfo { ip: [192, 0, 2, 1].into(), user_agent: None };

@@ -54,8 +54,8 @@ pub enum PushError {
     Common(#[from] CommonError),
 }
 
-/// Stores the parameters that an authenticated client has pushed. Returns the `request_uri`, which contains 256 random
-/// bits.
+/// Stores the parameters that a client has pushed. The client has authenticated or is public. Returns the
+/// `request_uri`, which contains 256 random bits.
 pub async fn push_request<S: PushedRequests>(
     call: Call<'_, S>,
     client: &OpenIdClient,

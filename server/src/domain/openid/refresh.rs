@@ -55,8 +55,9 @@ impl From<RefreshTokenError> for ClientRefreshError {
     }
 }
 
-/// Refreshes the tokens of a client, which has authenticated. `scope` narrows the access token; the next refresh can
-/// have the full scope again (RFC 6749, 6). A refusal changes nothing, except that a reused token ends the session.
+/// Refreshes the tokens of a client, which has authenticated or is public. `scope` narrows the access token; the next
+/// refresh can have the full scope again (RFC 6749, 6). A refusal changes nothing, except that a reused token ends the
+/// session.
 pub async fn refresh_client<S: ClientSessions + Sessions + Groups + AuditLog>(
     call: Call<'_, S>,
     client: &OpenIdClient,

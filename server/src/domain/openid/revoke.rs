@@ -32,8 +32,8 @@ impl<E: Into<CommonError>> From<E> for ClientRevokeError {
     }
 }
 
-/// Ends the session of a refresh token or an access token of this client, which has authenticated. An invalid token
-/// changes nothing.
+/// Ends the session of a refresh token or an access token of this client, which has authenticated or is public. An
+/// invalid token changes nothing.
 pub async fn revoke_client_token<S: ClientSessions + Sessions + AuditLog>(
     call: Call<'_, S>,
     client: &OpenIdClient,

@@ -123,7 +123,8 @@ where
     if let Some(signed_in) = input.session.as_ref().filter(|signed_in| signed_in.user_id() == record.user) {
         return Ok(Some(signed_in.session.clone()));
     }
-    // Only the account that requested a new email address can confirm it.
+    // Only the account that requested a new email address can confirm it, so the browser must be logged in to this
+    // account.
     if record.purpose == CodePurpose::Change {
         return Err(BrowserConfirmError::LoginRequired);
     }

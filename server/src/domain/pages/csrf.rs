@@ -1,4 +1,4 @@
-//! The field `csrf`, which each form has: a page of another site cannot read this field, so that page cannot send the
+//! The field `csrf` in the forms that are sent to a page: another site cannot read this field, so it cannot send such a
 //! form. Also the field `user` in the account forms: it ensures that a form changes only the account that it shows.
 
 use aws_lc_rs::constant_time::verify_slices_are_equal;

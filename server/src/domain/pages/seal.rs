@@ -1,4 +1,5 @@
-//! Seals state that pages give to a browser. Nobody can read or change it, or use it for another purpose.
+//! Seals state that pages give to a browser. Only the servers can read it, and nobody can change it or use it for
+//! another purpose.
 
 use aws_lc_rs::aead::{AES_256_GCM_SIV, Aad, NONCE_LEN, Nonce};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};

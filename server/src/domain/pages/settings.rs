@@ -13,8 +13,8 @@ use super::session::BrowserSessionTimes;
 /// The settings of the hosted pages of an App. An App without hosted pages has none.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PagesSettings {
-    /// The App's own host name for the pages, unless it belongs to another App. `None`: the pages are only on the host
-    /// of the installation.
+    /// The App's own host name for the pages. It is not used while it belongs to another App. `None`: the pages are
+    /// only on the host of the installation.
     pub host: Option<HostName>,
     /// At least one language. The first one is the default.
     pub languages: Vec<Language>,

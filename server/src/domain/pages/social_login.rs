@@ -88,7 +88,7 @@ pub struct StartedSocialLogin {
     pub state: String,
 }
 
-/// A social login from which its browser has returned. Never printed.
+/// A social login after the browser has returned from the provider. Never printed.
 pub struct SocialLogin {
     pub code_verifier: String,
     /// The `tx` of the login page.

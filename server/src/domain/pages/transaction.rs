@@ -1,5 +1,5 @@
-//! Transactions: the targets of logins. A page carries its transaction in the query or a hidden field, as the text
-//! `tx`.
+//! Transactions: where the browser goes after a login, and the parameters of a logout for a Client. A page carries its
+//! transaction in the query or a hidden field, as the text `tx`.
 
 use std::fmt;
 
@@ -32,7 +32,7 @@ const RESERVED_CONSENT_CHARS: usize = 160;
 /// at most 74 bytes of JSON, which are 99 characters in base64url.
 const RESERVED_LOGIN_CHARS: usize = 110;
 
-/// The target of a login, and when the browser asked for it.
+/// The target of a login or of a logout, and when the browser asked for it.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Transaction {
     #[serde(rename = "t")]
@@ -42,7 +42,7 @@ pub struct Transaction {
     pub issued_at: i64,
 }
 
-/// Where the browser goes after the login.
+/// The page to which the browser goes.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Target {
     #[serde(rename = "account")]
@@ -50,7 +50,8 @@ pub enum Target {
     /// The page `authorize`.
     #[serde(rename = "authorize")]
     Authorize(Box<CarriedRequest>),
-    /// The page `logout`, for a Client. A login never leads to this page.
+    /// The page `logout`, with the parameters that a Client sent. A login never leads to this page: only the page
+    /// itself makes such a transaction.
     #[serde(rename = "logout")]
     Logout(RequestParameters),
 }

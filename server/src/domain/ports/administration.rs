@@ -263,7 +263,7 @@ pub trait UserAdministration: Sync {
     /// address, a change to `email_verified`, or `disabled: true` raises the epoch.
     fn change_user(&self, app: &AppId, change: UserChange) -> impl Future<Output = StoreResult<ChangeOutcome>> + Send;
 
-    /// Deletes the user with the user's identities and outbox rows.
+    /// Deletes the user with the user's identities, memberships, consents and outbox rows.
     fn remove_user(
         &self,
         app: &AppId,
@@ -290,8 +290,8 @@ pub trait UserAdministration: Sync {
         event: Event,
     ) -> impl Future<Output = StoreResult<MailOutcome>> + Send;
 
-    /// Removes the user's identities at the Provider. Writes nothing if neither an email address nor another identity
-    /// would remain.
+    /// Removes the user's identities at the Provider, and the memberships that it reported. Writes nothing if neither
+    /// an email address nor another identity would remain.
     fn remove_identities(
         &self,
         app: &AppId,

@@ -50,7 +50,7 @@ pub trait ClientSessions: Sync {
         user: UserId,
     ) -> impl Future<Output = StoreResult<Vec<ListedClientSession>>> + Send;
 
-    /// Ends every session of this client that has a refresh token. Returns the ended sessions.
+    /// Ends those sessions of the user with this client that have a refresh token. Returns the ended sessions.
     fn end_client_sessions(
         &self,
         app: &AppId,

@@ -119,9 +119,9 @@ pub trait Identities: Sync {
     -> impl Future<Output = StoreResult<LinkOutcome>> + Send;
 
     /// Transfers the account. Returns `None` and writes nothing if the user has changed or the identity already belongs
-    /// to a user. Otherwise removes the password, the pending email address and other identities, replaces the name,
-    /// makes a contested account uncontested, marks the email address verified, links the identity, raises the epoch,
-    /// and adds an outbox row that propagates the epoch.
+    /// to a user. Otherwise removes the password, the pending email address, all other identities, the memberships from
+    /// providers and the consents, replaces the name, makes a contested account uncontested, marks the email address
+    /// verified, links the identity, raises the epoch, and adds an outbox row that propagates the epoch.
     fn transfer_account(
         &self,
         app: &AppId,
@@ -131,8 +131,9 @@ pub trait Identities: Sync {
     /// Returns the user's identities, the oldest first.
     fn identities(&self, app: &AppId, user: UserId) -> impl Future<Output = StoreResult<Vec<Identity>>> + Send;
 
-    /// Removes the user's identities at the Provider. Writes nothing if the user would then have neither a password nor
-    /// an identity of a Provider in `usable`. Concurrent calls cannot together remove the last way to log in.
+    /// Removes the user's identities at the Provider, and the memberships that it reported. Writes nothing if the user
+    /// would then have neither a password nor an identity of a Provider in `usable`. Concurrent calls cannot together
+    /// remove the last way to log in.
     fn unlink_identity(
         &self,
         app: &AppId,

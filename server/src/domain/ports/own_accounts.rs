@@ -135,8 +135,8 @@ pub trait OwnAccounts: Sync {
         change: AddressChange,
     ) -> impl Future<Output = StoreResult<Option<AddressChanged>>> + Send;
 
-    /// Deletes the user with the user's identities and outbox rows, and adds an outbox row that propagates the last
-    /// epoch. Returns this epoch.
+    /// Deletes the user with the user's identities, memberships, consents and outbox rows, and adds an outbox row that
+    /// propagates the last epoch. Returns this epoch.
     fn delete_user(
         &self,
         app: &AppId,

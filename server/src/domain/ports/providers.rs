@@ -15,14 +15,14 @@ use crate::domain::{
 
 /// Calls to the social providers of an App, and the validation of their responses.
 pub trait Providers: Sync {
-    /// Returns what a flow must know before it calls the provider. An unknown preset has no capabilities; the methods
-    /// below reject an unknown preset.
+    /// Returns what a flow must know before it calls the provider. Returns no capabilities for an unknown preset. The
+    /// other methods fail for such a preset, except `identity_authority`, which returns `None`.
     fn capabilities(&self, provider: &RenderedProvider) -> ProviderCapabilities;
 
     /// Returns the authority for an identity that an administrator or an import names; the provider is not called.
     /// `given` is the authority in the request. For `microsoft` without a fixed tenant, `given` is required and must be
-    /// an issuer of Microsoft; for other Providers, it is optional. Returns `None` if `given` is required and missing,
-    /// or is not an authority of this Provider.
+    /// an issuer of Microsoft; for other Providers, it is optional. Returns `None` if `given` is required and missing
+    /// or is not an authority of this Provider, or if an option of the Provider is missing.
     fn identity_authority(&self, provider: &RenderedProvider, given: Option<&str>) -> Option<String>;
 
     /// The permit to call a provider, released when it is dropped.

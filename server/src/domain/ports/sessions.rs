@@ -85,8 +85,8 @@ pub trait Sessions: Sync {
     ) -> impl Future<Output = StoreResult<Vec<SessionId>>> + Send;
 
     /// Raises the epoch. Does nothing if Redis has a later epoch. Every session with a lower epoch ends, including
-    /// client sessions. Only `kept_session` continues, at the new epoch. Also writes the profile, which is `None` if
-    /// the user was deleted.
+    /// client sessions. Only `kept_session` continues, at the new epoch. Also writes the profile. The profile is `None`
+    /// if the user was deleted: then the stored profile and groups are removed.
     fn raise_epoch(
         &self,
         app: &AppId,

@@ -55,8 +55,8 @@ pub struct Confirmation {
     /// The session that the client gets. If the account was contested, this session can set a password without the old
     /// one.
     pub session: SessionId,
-    /// Whether the session exists already, because the user is logged in. If so, the session continues and the
-    /// identities remain.
+    /// Whether the session exists already, because the user is logged in. If so, the session continues, and the
+    /// identities, memberships and consents remain.
     pub keeps_session: bool,
     pub at: OffsetDateTime,
     pub event: Event,
@@ -131,8 +131,9 @@ pub trait Users: Sync {
 
     /// Confirms the email address. Returns `None` and writes nothing if the epoch or the email address has changed, or
     /// the user is deleted or disabled. Otherwise, in one transaction: marks the email address verified, raises the
-    /// epoch, makes a contested account uncontested and removes its password, removes identities unless the
-    /// session of `change` exists already, and adds an outbox row that propagates the epoch.
+    /// epoch, makes a contested account uncontested and removes its password, removes the identities, the memberships
+    /// from providers and the consents unless the session of `change` exists already, and adds an outbox row that
+    /// propagates the epoch.
     fn confirm_address(
         &self,
         app: &AppId,
@@ -141,8 +142,8 @@ pub trait Users: Sync {
 
     /// Resets the password. Returns `None` in the same cases as `confirm_address`. Otherwise, in one transaction: sets
     /// the password, marks the email address verified, removes a pending email address, makes a contested account
-    /// uncontested, removes identities if the email address was unverified, raises the epoch, queues the notice, and
-    /// adds an outbox row that propagates the epoch.
+    /// uncontested, removes the identities, the memberships from providers and the consents if the email address was
+    /// unverified, raises the epoch, queues the notice, and adds an outbox row that propagates the epoch.
     fn reset_password(
         &self,
         app: &AppId,

@@ -88,7 +88,7 @@ pub struct EventBacklog {
 /// The events that webhooks report, in Postgres. Calls of the workers use two connections of the pool. Calls for
 /// consumers use the same part of the pool as the calls of administrators.
 pub trait WebhookEvents: Sync {
-    /// Returns the webhooks, of any App, for which an event is due.
+    /// Returns the webhooks, of any App, for which an event is due. Leaves out webhooks that pause after a failure.
     fn webhooks_with_due_events(&self) -> impl Future<Output = StoreResult<Vec<WebhookKey>>> + Send;
 
     /// Claims up to `limit` due events of these webhooks for the time `lease`, but at most `room` events for each

@@ -195,8 +195,8 @@ where
     let (user, page) = match purpose {
         None => (attempt.find_or_create_user(identity).await?, None),
         Some(SocialPurpose::LogIn) => (attempt.find_or_create_user(identity).await?, Some(ContinuePurpose::LogIn)),
-        // The page *continue* links the identity later, if the session is still live then. Therefore no account is
-        // looked up or created here.
+        // The page *continue* links the identity later, if the session is still live then. Therefore the identity is
+        // not used here to find or create an account.
         Some(SocialPurpose::Link { user, .. }) => {
             let user = call.stores.user(call.app_id(), user).await?.filter(|user| !user.disabled);
             let link = ContinuePurpose::Link(attempt.identity_to_link(identity));

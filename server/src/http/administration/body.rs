@@ -309,7 +309,7 @@ impl StrictBody {
     }
 
     fn record_unknown(&mut self) {
-        // The names come from the client, so the error does not repeat long ones.
+        // The names come from the client, so the error contains at most the first 64 characters of a name.
         let names: Vec<String> =
             self.object.keys().take(MAX_PROBLEMS).map(|name| name.chars().take(64).collect()).collect();
         for name in names {
@@ -317,7 +317,8 @@ impl StrictBody {
         }
     }
 
-    /// Returns the recorded errors. Unknown fields are not among them.
+    /// Returns the recorded errors. The unknown fields of the object itself are not among them, but those of its
+    /// identities are.
     pub fn into_problems(self) -> Vec<FieldProblem> {
         self.invalid
     }

@@ -42,7 +42,7 @@ impl Cursor {
     ///
     /// # Errors
     ///
-    /// 400 if the cursor is malformed, or belongs to another call or to other filters.
+    /// 400 if the cursor is malformed, or belongs to another App, another call or other filters.
     pub fn position<T: DeserializeOwned>(&self, query: &Query<'_>) -> Result<Option<T>, Problem> {
         let Some(text) = query.get("cursor") else { return Ok(None) };
         self.decode(text)

@@ -87,7 +87,7 @@ impl CallLimits {
     ///
     /// # Errors
     ///
-    /// 429 if the caller or the App has its maximum number of calls in flight. In that case, nothing is counted.
+    /// 429 if one of the limits for this call is reached. In that case, nothing is counted.
     pub(super) fn admit(
         &self,
         app: &AppId,
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn at_most_eight_large_responses_are_in_flight_over_all_callers_and_apps() {
+    fn at_most_eight_large_responses_are_in_flight_and_at_most_four_of_a_namespace() {
         let limits = CallLimits::new(80);
         let numbers: Vec<_> = (0..8).map(|number| (format!("app-{number}"), format!("caller-{number}"))).collect();
         let list = |namespace: &str, (app, caller): &(String, String)| {
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_waits_for_events_does_not_count_against_its_app() {
+    fn fetches_do_not_count_against_their_app_and_use_at_most_half_of_the_connections() {
         let limits = CallLimits::new(80);
         let consumers = (0..4).map(|number| format!("consumer-{number}"));
         let fetch = |name: &str| admit(&limits, "shop", name, AdministrationRoute::FetchEvents);

@@ -57,15 +57,15 @@ impl<'a> Query<'a> {
         self.parameters.get_once(name).ok().flatten()
     }
 
-    /// Parses a parameter. `expected` is the text after the name of the parameter in the error, for example `is not a
+    /// Parses a parameter. `message` is the text after the name of the parameter in the error, for example `is not a
     /// UUID`.
     pub fn parse_value<T>(
         &self,
         name: &'static str,
-        expected: impl Into<Cow<'static, str>>,
+        message: impl Into<Cow<'static, str>>,
         parse: impl FnOnce(&str) -> Option<T>,
     ) -> Result<Option<T>, Problem> {
-        self.get(name).map(|text| parse(text).ok_or_else(|| invalid_parameter(name, expected))).transpose()
+        self.get(name).map(|text| parse(text).ok_or_else(|| invalid_parameter(name, message))).transpose()
     }
 
     /// Parses a parameter that is `true` or `false`. The default is `false`.

@@ -27,8 +27,8 @@ const TRANSACTION_PREFIX: &str = "latchkey-tx.";
 const MAX_LANGUAGE_BYTES: usize = 35;
 const LANGUAGE_SECONDS: u32 = 365 * 24 * 60 * 60;
 
-/// The page cookies that a browser sent. Only the browser cookie is parsed; the server has not verified any of them.
-/// Never printed.
+/// The page cookies that a browser sent. The server has not verified any of them, and has parsed only the value of the
+/// browser cookie. Never printed.
 pub struct SentPageCookies<'a> {
     sessions: Vec<SentSession<'a>>,
     browser: Option<BrowserId>,

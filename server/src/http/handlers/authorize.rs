@@ -67,8 +67,8 @@ fn header_values(live: &LiveSession) -> Result<[HeaderValue; 5], Problem> {
     ])
 }
 
-/// Makes a header value. Fails only if the text is not ASCII. Ids, email addresses and percent-encoded names are always
-/// ASCII.
+/// Makes a header value. Fails only if the text contains a control character, which ids, email addresses and
+/// percent-encoded names never do.
 fn header_value(text: impl Display) -> Result<HeaderValue, Problem> {
     HeaderValue::try_from(text.to_string()).map_err(|error| Problem::server_error().with_cause(error))
 }

@@ -1,5 +1,5 @@
-//! `POST /v1/{APPID}/introspect` (RFC 7662), for the ServiceAccounts that the App lists and for clients with a secret
-//! or a key.
+//! `POST /v1/{APPID}/introspect` (RFC 7662), for ServiceAccounts with a role that can introspect, and for clients with
+//! a secret or a key.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Serialize;

@@ -27,7 +27,7 @@ pub struct Operation {
     response: Option<Content>,
     /// The status of a successful response.
     success: StatusCode,
-    /// The headers that this response has in addition to those of every response.
+    /// The headers that a successful response has in addition to those of every response.
     response_headers: &'static [&'static str],
     /// Whether clients can cache the response and validate it by its ETag.
     is_public_document: bool,

@@ -242,7 +242,7 @@ fn reply<S: Ports>(
     Ok(response)
 }
 
-/// Where the user continues: the host of the redirect URL, or its scheme if a program on the device receives it.
+/// Where the user continues: the host of the redirect URL, or its scheme if this is neither `https` nor `http`.
 pub(super) fn shown_host(target: &RedirectTarget) -> String {
     let Ok(url) = Url::parse(target.as_str()) else { return String::new() };
     match (url.scheme(), url.host_str()) {

@@ -73,8 +73,8 @@ fn host_of(authority: &Authority) -> Option<String> {
     (!has_user && (has_port || authority.as_str() == host)).then(|| host.to_ascii_lowercase())
 }
 
-/// Checks that a form comes from a page of this App. Old browsers send neither `Origin` nor `Sec-Fetch-Site` with a
-/// form. In that case, only the field `csrf` protects the form.
+/// Checks that a form comes from the origin of the App's pages. Old browsers send neither `Origin` nor `Sec-Fetch-Site`
+/// with a form. In that case, only the field `csrf` protects the form.
 pub(super) fn check_origin(headers: &HeaderMap, url: &PagesUrl) -> Result<(), Problem> {
     let mut origins = headers.get_all(ORIGIN).iter();
     let is_own = match (origins.next(), origins.next()) {

@@ -117,8 +117,8 @@ async fn read_form(route: PageRoute, request: &mut InboundRequest) -> Result<Opt
 }
 
 /// The outcome of an authorization request, as the metric counts it. The response is from the page `authorize` or
-/// `consent`. `None` for a response that is not counted: the redirect from a POST to a GET, and the consent page
-/// itself, because the redirect to it is already counted.
+/// `consent`. `None` for a response that is not counted: the redirect from a POST to a GET, the consent page itself
+/// (the redirect to it is already counted), and a redirect from the consent page to the login or back to `authorize`.
 fn authorization_outcome(response: &Response, is_error: bool) -> Option<&'static str> {
     let kind = response.extensions().get::<AuthorizationResponseKind>();
     kind.map(|kind| kind.as_str()).or_else(|| {

@@ -262,7 +262,7 @@ impl<'a, S: Ports> Page<'a, S> {
         self.tx.as_ref().map(OpenedTransaction::path)
     }
 
-    /// The target of a `tx` from a cookie. `None` if it has expired.
+    /// The target of the `tx` in `text`. `None` if the `tx` has expired, or belongs to another App or browser.
     pub(super) fn target_of(&self, text: &str) -> Option<String> {
         self.open_transaction(text).map(|tx| tx.path())
     }
@@ -364,10 +364,10 @@ impl<'a, S: Ports> Page<'a, S> {
     /// Shows the form again, with the error. After an outage, a reached limit or the end of the session, returns the
     /// error instead: the browser then gets an error page or the login page.
     pub(super) fn refuse<V: View>(&self, view: &V, problem: Problem) -> Result<Response, Problem> {
-        let is_refusal = problem.refusal_retry_after.is_none()
+        let can_show_form = problem.refusal_retry_after.is_none()
             && !problem.status.is_server_error()
             && problem.code != ErrorCode::InvalidToken;
-        if !is_refusal {
+        if !can_show_form {
             return Err(problem);
         }
         // The link to a new login needs a `tx` that leads back to this page after the login. The form itself does not

@@ -36,8 +36,8 @@ pub(super) fn html(status: StatusCode, html: String, has_script: bool) -> Respon
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"));
     headers.insert(CACHE_CONTROL, NO_STORE);
-    // With `no-referrer`, browsers would send `Origin: null` with our own forms.
     let policy = if has_script { SCRIPT_POLICY } else { PAGE_POLICY };
+    // With the referrer policy `no-referrer`, browsers would send `Origin: null` with our own forms.
     insert_protection(headers, policy, HeaderValue::from_static("same-origin"));
     response
 }

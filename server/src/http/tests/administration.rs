@@ -32,7 +32,7 @@ fn path(route: AdministrationRoute, app: &str) -> String {
 
 /// The stores panic, so the test fails if a call uses a store before the caller is authenticated.
 #[tokio::test]
-async fn every_call_is_401_without_a_token_whatever_its_query_and_body() {
+async fn every_call_is_401_without_a_valid_token_whatever_its_query_and_body() {
     let server = TestServer::new(FailingStores::Panicking);
     for route in AdministrationRoute::ALL.iter().copied().filter(|route| route.path_template().contains("{APPID}")) {
         for headers in ["", "Authorization: Bearer a.b.c\r\n"] {

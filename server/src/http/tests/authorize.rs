@@ -245,7 +245,7 @@ async fn a_transaction_that_is_bound_to_no_browser_is_valid_only_on_its_page() {
         let posted = post_form(&server, "/shop/consent", &headers, &form).await;
         assert_page_error(&posted, 400, "invalid_state");
     }
-    // Both pages also refuse a transaction of another kind, and a transaction of another browser.
+    // `authorize` and `consent` also refuse a transaction of another kind, and a transaction of another browser.
     let account = server.send_request(get_request("/shop/account", &browser.cookie)).await;
     let account = tx_for(&account, 303, "login");
     let bound = format!("/shop/authorize?{}", query(&[]));

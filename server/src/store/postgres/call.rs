@@ -22,7 +22,7 @@ pub(super) struct CallConnection {
     deadline: Instant,
     postgres: PostgresStore,
     span: Span,
-    /// Present in calls of administrators and of the webhook workers.
+    /// Present in calls of administrators, of consumers of webhook events, and of the webhook workers.
     _permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -36,8 +36,8 @@ impl PostgresStore {
         self.begin_call_until(deadline, span, None).await
     }
 
-    /// Like `begin_call`, for a call of an administrator. All calls of administrators together use only a part of the
-    /// pool.
+    /// Like `begin_call`, for a call of an administrator or of a consumer of webhook events. All these calls together
+    /// use only a part of the pool.
     pub(super) async fn begin_administration(&self, operation: &'static str) -> Result<CallConnection, StoreError> {
         self.begin_limited(operation, &self.shared.administration).await
     }

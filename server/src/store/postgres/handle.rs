@@ -55,7 +55,7 @@ pub(super) struct Shared {
     pub(super) last_broken: Arc<Mutex<Option<Instant>>>,
     pub(super) availability: Availability,
     pub(super) audit: EventWriter,
-    /// The connections that calls of administrators can use at the same time.
+    /// The connections that calls of administrators and of consumers of webhook events can use at the same time.
     pub(super) administration: Arc<Semaphore>,
     /// The connections that the workers of webhooks can use at the same time.
     pub(super) webhooks: Arc<Semaphore>,
@@ -136,8 +136,8 @@ impl PostgresStore {
     }
 }
 
-/// Returns how many connections the calls of administrators can use at the same time (specification: Administration).
-/// The other connections are for the calls of users.
+/// Returns how many connections the calls of administrators and of consumers of webhook events can use at the same time
+/// (specification: Administration). The other connections are for the calls of users.
 fn administration_connections(max_connections: u32) -> usize {
     (max_connections as usize / 4).max(2)
 }

@@ -122,7 +122,7 @@ pub(super) async fn delete_of_app(
     app: &AppId,
     max_rows: i64,
 ) -> Result<u64, sqlx::Error> {
-    // An App has at most a few rows in this table.
+    // No limit is needed: an App has at most a few rows in this table.
     sqlx::query!("DELETE FROM webhooks WHERE app_id = $1", app.as_str()).execute(&mut *connection).await?;
     let deleted = sqlx::query!(
         "DELETE FROM webhook_events

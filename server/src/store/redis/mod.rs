@@ -1,4 +1,4 @@
-//! Codes, sessions, flows, limits and refusal counts in Redis.
+//! Sessions, codes, flows, pushed requests, groups, limits and refusal counts in Redis.
 
 mod client;
 mod connect;

@@ -1,7 +1,7 @@
 //! Imports, user filters, foreign hashes and webhooks: their speed, and how much they slow down other requests.
 //!
-//! All parts run against one server. So the last part can compare the peak memory of the server with its peak memory
-//! under logins only.
+//! All parts run against one server, so that its peak memory after all parts can be compared with its peak memory under
+//! logins only.
 
 mod administrator;
 mod filters;

@@ -42,13 +42,12 @@ const ROUND_TIME: Duration = Duration::from_secs(4);
 const HASH_LOOP_TIME: Duration = Duration::from_secs(2);
 /// Numbers of concurrent logins.
 const IN_FLIGHT: [u32; 5] = [1, 8, 64, 256, 1024];
-/// The memory of the server is bounded for at most this number of concurrent logins. More clients need more
-/// connections.
+/// With at most this number of concurrent logins, the memory of the server has another limit, which depends on the
+/// number of cores. More logins need more connections, and so more memory.
 const MEMORY_IN_FLIGHT: u32 = 256;
 /// Maximum memory of the server with any number of concurrent logins: half of the memory limit in the chart.
 const MAX_MEMORY_MIB: f64 = 128.0;
-/// Number of users. They log in one after another, so that each user opens fewer sessions than the 100 that a user can
-/// have.
+/// Number of users. They log in by turns, so that each user opens fewer sessions than the 100 that a user can have.
 pub(crate) const USERS: u32 = 2000;
 /// The number of logins so far. Its remainder modulo [`USERS`] is the number of the user who logs in next.
 static NEXT_USER: AtomicU32 = AtomicU32::new(0);

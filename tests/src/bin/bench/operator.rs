@@ -55,8 +55,8 @@ const MAX_CLIENT_BYTES: u64 = 2 * 1024;
 const MAX_EDIT_RATIO: f64 = 1.5;
 /// Time limit for one operation, for example an edit.
 const STEP_LIMIT: Duration = Duration::from_secs(60);
-/// How long to wait for late writes. This is longer than 15 s, because the operator reports a silent server in the
-/// status of Apps after 15 s.
+/// How long to wait until the operator has made all writes that a change causes. This is longer than 15 s, because the
+/// operator reports a silent server in the status of Apps after 15 s.
 const SETTLE_TIME: Duration = Duration::from_secs(20);
 
 #[derive(clap::Args)]

@@ -154,8 +154,8 @@ impl Chain {
     }
 
     /// Makes the transitions of a chain that no Client needs, or that has no Active key yet. The first key becomes
-    /// Active as soon as every serving pod has reported it: until then, the pods have no key with which they could
-    /// sign.
+    /// Active as soon as every serving pod has reported it. It does not wait for the publication delay, because without
+    /// an Active key no pod can sign.
     fn advance_without_active(
         &mut self,
         last: &mut u32,

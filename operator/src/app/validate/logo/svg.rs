@@ -7,7 +7,7 @@ use std::{borrow::Cow, collections::BTreeSet};
 const NAMESPACE: &str = "http://www.w3.org/2000/svg";
 const XLINK_NAMESPACE: &str = "http://www.w3.org/1999/xlink";
 
-/// The elements that draw something or group other elements.
+/// The elements that a logo can have: shapes, text, gradients, filters, styles, and groups of elements.
 const ELEMENTS: [&str; 44] = [
     "circle",
     "clipPath",
@@ -504,8 +504,8 @@ mod tests {
             assert!(!is_bounded(nested(10, 2, name, attribute)), "{name}");
             assert!(!is_bounded(nested(3, 9, name, attribute)), "{name}");
         }
-        // A style can add a reference to elements in a mask: with class selectors to the elements with a class, with
-        // other selectors to all elements.
+        // A style can make the elements in a mask refer to a container. A class selector affects only elements with a
+        // class. Other selectors can affect all elements.
         let styled = |style: &str, shape: &str, count: usize| {
             format!("<style>{style}</style><mask id=\"m\">{}</mask>", shape.repeat(count))
         };

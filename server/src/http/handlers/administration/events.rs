@@ -136,7 +136,7 @@ pub async fn handle<S: Ports>(
     request: InboundRequest,
 ) -> Result<Response, Problem> {
     let query = Query::parse(&request.uri, &["user", "kind", "after", "before", "limit", "cursor"])?;
-    // The minimum is 0, because Postgres cannot store times before the year -4712.
+    // Negative times are refused: no event is older than 1970, and Postgres cannot store times before the year -4712.
     let time = |text: &str| {
         let seconds = text.parse().ok().filter(|seconds| (0..=MAX_SECONDS).contains(seconds))?;
         OffsetDateTime::from_unix_timestamp(seconds).ok()

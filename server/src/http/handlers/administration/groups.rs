@@ -20,8 +20,8 @@ pub mod remove;
 ///
 /// 404 if the text in the path is not a valid group name.
 fn group_name(request: &InboundRequest) -> Result<ManagedGroupName, Problem> {
-    // Many clients encode `:` and `@` in a path, although this is not necessary (RFC 3986, 3.3). No client encodes any
-    // other character of a name.
+    // Many clients encode `:` and `@` in a path, although this is not necessary (RFC 3986, 3.3). Clients do not encode
+    // the other characters of a name, because these are unreserved (RFC 3986, 2.3).
     let text = request.path_parameter(0).replace("%3A", ":").replace("%3a", ":").replace("%40", "@");
     ManagedGroupName::parse(&text).ok_or_else(group_not_found)
 }

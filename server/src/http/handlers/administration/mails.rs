@@ -28,7 +28,7 @@ use crate::{
 
 pub const RIGHT: Right = Right::ManageUsers;
 
-/// Whether a mail is queued.
+/// Whether the call queued a mail.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "MailResponse")]
 pub struct MailResponse {

@@ -1,4 +1,4 @@
-//! Finds the user who already has a unique value that another user is about to get.
+//! Finds the user who already has a unique value, before another user gets this value.
 
 use latchkey_crds::types::AppId;
 use sqlx::PgConnection;

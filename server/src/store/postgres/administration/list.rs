@@ -17,7 +17,7 @@ use crate::{
 
 /// The length in characters of a text that sorts after all names and all email addresses. Every name and every email
 /// address is shorter.
-const LONGEST_TEXT_CHARS: usize = 1000;
+const GREATEST_TEXT_CHARS: usize = 1000;
 
 /// The values that a page needs in addition to its filter.
 struct PageBounds {
@@ -223,7 +223,7 @@ fn after_prefix(prefix: &str) -> String {
             return end;
         }
     }
-    String::from(char::MAX).repeat(LONGEST_TEXT_CHARS)
+    String::from(char::MAX).repeat(GREATEST_TEXT_CHARS)
 }
 
 #[cfg(test)]

@@ -180,7 +180,7 @@ pub(super) async fn delete_batch(
     let users = sqlx::query!("DELETE FROM users WHERE app_id = $1 AND id = ANY ($2)", app.as_str(), users)
         .execute(&mut *connection)
         .await?;
-    // The memberships were deleted with their users.
+    // The memberships need no statement: they were deleted with their users.
     let groups = sqlx::query!(
         "DELETE FROM groups WHERE app_id = $1 AND name IN (SELECT name FROM groups WHERE app_id = $1 LIMIT $2)",
         app.as_str(),
@@ -204,7 +204,7 @@ pub(super) async fn delete_batch(
     .execute(&mut *connection)
     .await?;
     let webhook_events = webhooks::delete_of_app(connection, app, max_rows).await?;
-    // An App has at most a few rows in this table.
+    // No limit is needed: an App has at most a few rows in this table.
     sqlx::query!("DELETE FROM hash_classes WHERE app_id = $1", app.as_str()).execute(&mut *connection).await?;
     let deleted = users.rows_affected() + groups.rows_affected() + mails.rows_affected() + events.rows_affected();
     Ok(deleted + webhook_events > 0)

@@ -112,7 +112,7 @@ async fn remove_in_transaction(
             .execute(&mut *connection)
             .await?;
     }
-    // A locked user may have left the group before the lock.
+    // A locked user may have left the group before the lock, so only users with a removed membership have changed.
     let mut changed: Vec<_> = removed.iter().map(|row| row.user_id).collect();
     changed.sort_unstable();
     changed.dedup();

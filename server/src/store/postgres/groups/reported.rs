@@ -128,7 +128,7 @@ async fn insert(
     .map(drop)
 }
 
-/// The names of the groups that the Provider reported at the last login, sorted by their bytes.
+/// The names of the user's stored groups from the Provider, sorted by their bytes.
 async fn stored_names(
     connection: &mut PgConnection,
     app: &AppId,

@@ -100,8 +100,8 @@ impl CallError {
         if self.kind == CallErrorKind::Unexpected { Self::configuration(command) } else { self }
     }
 
-    /// Whether to drop the connection because a new one can succeed: to a restarted server, to a new primary, or with a
-    /// new password.
+    /// Whether to drop the connection: a new connection can succeed, for example to a restarted server, to a new
+    /// primary or with a new password.
     pub(super) fn breaks_the_connection(&self) -> bool {
         // A cluster node returns these codes on a working connection.
         let is_cluster_reply = matches!(self.code.as_deref(), Some("MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN"));

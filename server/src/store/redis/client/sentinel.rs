@@ -184,7 +184,7 @@ async fn watch_primary(group: Weak<SentinelGroup>) {
         let Some(group) = group.upgrade() else { return };
         // While no primary is known, calls query the sentinels themselves.
         if group.known_primary().0.is_some() {
-            // The connection logs a failure, and `last_query` records it.
+            // The result is not used here: the connection logs a failure, and `last_query` records it.
             drop(group.rediscover(Instant::now() + CALL_TIMEOUT).await);
         }
     }

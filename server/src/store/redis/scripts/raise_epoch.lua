@@ -2,7 +2,7 @@
 -- epoch. All client sessions of a lower epoch end. Returns 1, or 0 if the stored epoch is higher. KEYS: the user, the
 -- user's session index, the user's index of client sessions. ARGV: epoch, lifetime of the user's hash (ms), id of the
 -- session to keep or '', key prefix of the user's sessions, then the profile (version, email address, whether it is
--- verified, name), which is absent if the user was deleted.
+-- verified, name). The profile is absent if the user was deleted: then the stored profile and groups are removed.
 local epoch = tonumber(ARGV[1])
 local stored = tonumber(redis.call('HGET', KEYS[1], 'epoch') or '0')
 if stored < epoch then

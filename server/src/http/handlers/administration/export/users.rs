@@ -161,8 +161,8 @@ impl<S: Ports> Export<S> {
         Ok(())
     }
 
-    /// Returns the lines of a page, and the rest of the export. Returns `None` after a failure. The client notices the
-    /// failure because the last line is missing.
+    /// Returns the lines of the current page, and the rest of the export, if there is one. After a failure, the export
+    /// ends without the line `{"end":true,…}`. From this, the client notices the failure.
     async fn next_chunk(mut self) -> Option<(Bytes, Option<Self>)> {
         let mut chunk = Vec::new();
         for user in std::mem::take(&mut self.page) {

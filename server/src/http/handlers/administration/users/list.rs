@@ -38,7 +38,7 @@ pub const RIGHT: Right = Right::Read;
 /// The parameters that are filters. A call can have at most one of them. `provider` and `authority` are not in this
 /// list, because they belong to the filter `subject`.
 const FILTERS: [&str; 6] = ["email", "external_id", "subject", "state", "email_prefix", "name_prefix"];
-/// Maximum length of a prefix, in bytes: longer than any email address and any name of 200 characters.
+/// Maximum length of a prefix, in bytes. No email address and no name (at most 200 characters) is longer.
 const MAX_PREFIX_BYTES: usize = 800;
 /// The values of `order`.
 const ORDERS: [(&str, Order); 2] = [("asc", Order::Ascending), ("desc", Order::Descending)];

@@ -1,4 +1,4 @@
--- Functions for sessions. A user's hash has the epoch, and the profile that tokens contain.
+-- Functions for sessions. A user's hash has the epoch, the profile that tokens contain, and the groups.
 
 -- A read of a session records the use in the session at most once per this interval (ms). The index entry and the key's
 -- TTL are also renewed at most once per interval. Therefore the key lives this much longer than the idle timeout. The
