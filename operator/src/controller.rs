@@ -58,13 +58,14 @@ pub(crate) async fn run<K, F, R>(
     };
     let mut schedule = Schedule::default();
     let mut running = FuturesUnordered::new();
-    loop {
+    // No reconcile starts after the stop, even if something else was ready at the same time.
+    while !stop.is_cancelled() {
         while running.len() < max_running
             && let Some(queued) = schedule.start_next(Instant::now())
         {
             match get(&queued) {
                 Some(object) => running.push(reconcile_one(queued, object)),
-                None => schedule.finish(queued, None, Instant::now()),
+                None => schedule.finish(queued, None),
             }
         }
         let next_time = schedule.next_time().filter(|_| running.len() < max_running);
@@ -81,8 +82,7 @@ pub(crate) async fn run<K, F, R>(
                 None => break,
             },
             Some((queued, action)) = running.next() => {
-                let now = Instant::now();
-                schedule.finish(queued, action.requeue_after.and_then(|wait| now.checked_add(wait)), now);
+                schedule.finish(queued, action.requeue_after.and_then(|wait| Instant::now().checked_add(wait)));
             }
             () = next_is_due => {}
         }

@@ -200,8 +200,8 @@ async fn run_controllers(context: Arc<Context>, queue: QueueReceivers, health: &
     wait_synced(&context.objects, health).await;
     context.monitor.wait_settled().await;
     info!("every watch is synced, and every server pod has reported what it serves");
-    // Drops the changes of Clients so far, because all Apps are queued next, and the reconcile of each App decides
-    // about all its Clients.
+    // Drops the changes of Clients so far: all Apps are queued next, the reconcile of each App decides about all its
+    // Clients, and the Clients that no App decides about are queued, too.
     while queue.client_changes.try_pop().is_some() {}
     context.reconcile_queue.enqueue_everything(&context.objects);
     let objects = &context.objects;

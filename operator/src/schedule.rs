@@ -22,9 +22,9 @@ type Turn = (Instant, u64);
 
 enum State {
     Waiting(Turn),
-    /// `is_queued`: the object must be reconciled again after this reconcile.
+    /// `queued_at`: when the object was queued during its reconcile. It is then reconciled once more.
     Running {
-        is_queued: bool,
+        queued_at: Option<Instant>,
     },
 }
 
@@ -36,7 +36,7 @@ impl Schedule {
     pub(crate) fn queue(&mut self, object: NamespacedName, now: Instant) {
         match self.states.get_mut(&object) {
             None => self.wait(object, now),
-            Some(State::Running { is_queued }) => *is_queued = true,
+            Some(State::Running { queued_at }) => *queued_at = queued_at.or(Some(now)),
             Some(State::Waiting(turn)) if turn.0 > now => {
                 let later = *turn;
                 self.waiting.remove(&later);
@@ -51,16 +51,17 @@ impl Schedule {
     pub(crate) fn start_next(&mut self, now: Instant) -> Option<NamespacedName> {
         let next = self.waiting.first_entry().filter(|next| next.key().0 <= now)?;
         let object = next.remove();
-        self.states.insert(object.clone(), State::Running { is_queued: false });
+        self.states.insert(object.clone(), State::Running { queued_at: None });
         Some(object)
     }
 
-    /// Ends the reconcile of an object. If the object was queued during its reconcile, it can be reconciled again now.
-    /// Otherwise it waits until the time `next` or, if `next` is `None`, until it is queued.
-    pub(crate) fn finish(&mut self, object: NamespacedName, next: Option<Instant>, now: Instant) {
+    /// Ends the reconcile of an object. If the object was queued during its reconcile, it can be reconciled again, and
+    /// has waited since it was queued. Otherwise it waits until the time `next` or, if `next` is `None`, until it is
+    /// queued.
+    pub(crate) fn finish(&mut self, object: NamespacedName, next: Option<Instant>) {
         let next = match self.states.remove(&object) {
-            Some(State::Running { is_queued: true }) => Some(now),
-            Some(State::Running { is_queued: false } | State::Waiting(_)) | None => next,
+            Some(State::Running { queued_at: Some(queued_at) }) => Some(queued_at),
+            Some(State::Running { queued_at: None } | State::Waiting(_)) | None => next,
         };
         if let Some(next) = next {
             self.wait(object, next);
@@ -120,9 +121,15 @@ mod tests {
         schedule.queue(object("a"), begin);
         schedule.queue(object("a"), begin);
         assert_eq!(start_all(&mut schedule, begin), ["b"], "at most one reconcile of an object runs");
-        schedule.finish(object("a"), Some(begin + SECOND * 60), begin + SECOND);
-        assert_eq!(start_all(&mut schedule, begin + SECOND), ["a"], "it does not wait for its next time");
-        schedule.finish(object("a"), None, begin + SECOND);
+        schedule.queue(object("c"), begin + SECOND);
+        schedule.finish(object("a"), Some(begin + SECOND * 60));
+        let started = start_all(&mut schedule, begin + SECOND);
+        assert_eq!(
+            started,
+            ["a", "c"],
+            "it does not wait for its next time, and it was queued before the other object"
+        );
+        schedule.finish(object("a"), None);
         assert_eq!((schedule.next_time(), start_all(&mut schedule, begin + SECOND * 99).len()), (None, 0));
     }
 
@@ -131,11 +138,11 @@ mod tests {
         let (mut schedule, begin) = (Schedule::default(), Instant::now());
         schedule.queue(object("a"), begin);
         start_all(&mut schedule, begin);
-        schedule.finish(object("a"), Some(begin + SECOND * 60), begin);
+        schedule.finish(object("a"), Some(begin + SECOND * 60));
         assert_eq!((schedule.next_time(), start_all(&mut schedule, begin).len()), (Some(begin + SECOND * 60), 0));
         schedule.queue(object("a"), begin + SECOND);
         assert_eq!(start_all(&mut schedule, begin + SECOND), ["a"]);
-        schedule.finish(object("a"), None, begin + SECOND);
+        schedule.finish(object("a"), None);
         assert_eq!(start_all(&mut schedule, begin + SECOND * 99), [""; 0], "it does not wait for the later time, too");
     }
 
@@ -155,7 +162,7 @@ mod tests {
             schedule.queue(object(&number.to_string()), begin);
         }
         while let Some(object) = schedule.start_next(begin) {
-            schedule.finish(object, None, begin);
+            schedule.finish(object, None);
         }
         assert!(schedule.states.is_empty() && schedule.waiting.is_empty());
     }

@@ -166,7 +166,10 @@ fn consider(app: &App, app_name: &NamespacedName, context: &Context) -> (Vec<Con
         };
         if !is_within {
             decisions.push(too_many(name, &summary));
-        } else if let Some(client) = objects.clients.get(&name) {
+        } else if let Some(client) = objects.clients.get(&name)
+            // A Client that was created again in the meantime can refer to another App. Its change queues a reconcile.
+            && client.uid().unwrap_or_default() == summary.uid
+        {
             *of_namespace += 1;
             foreign += usize::from(!is_own);
             considered.push(Considered::new(name, &client, context));

@@ -104,15 +104,15 @@ impl ReconcileQueue {
     }
 
     /// Queues each Client that the reconcile of an App might not queue: the Client cannot be decoded, or its App does
-    /// not exist or might not accept Clients of this namespace. The other Clients are not queued here, because there
-    /// can be 50,000 of them.
+    /// not exist, is being deleted, or might not accept Clients of this namespace. The other Clients are not queued
+    /// here, because there can be 50,000 of them.
     fn enqueue_clients_without_outcome(&self, objects: &ClusterState) {
         for name in objects.clients.names() {
             let Some(client) = objects.clients.summary(&name) else { continue };
             let app = client.app.filter(|app| app.namespace() == name.namespace());
-            let is_of_existing_app_of_its_namespace =
-                app.is_some_and(|app| objects.apps.get(&app.object_ref()).is_some());
-            if !is_of_existing_app_of_its_namespace {
+            let app = app.and_then(|app| objects.apps.get(&app.object_ref()));
+            let is_decided_with_app = app.is_some_and(|app| app.meta().deletion_timestamp.is_none());
+            if !is_decided_with_app {
                 self.enqueue_client(name);
             }
         }

@@ -1,7 +1,11 @@
 //! Tests of the watch handlers with scripted events.
 
 use futures::{StreamExt, stream};
-use k8s_openapi::api::core::v1::{Namespace, Secret};
+use k8s_openapi::{
+    api::core::v1::{Namespace, Secret},
+    apimachinery::pkg::apis::meta::v1::Time,
+    jiff::Timestamp,
+};
 use kube::{
     Resource, ResourceExt,
     core::DeserializeGuard,
@@ -505,6 +509,33 @@ async fn changes_of_the_secret_and_of_the_namespace_labels_of_a_client_queue_the
     assert_eq!(receivers.client_changes.try_pop(), None, "the other changes concern no Client");
     assert_eq!(receivers.apps.try_recv().unwrap().name(), "platform", "it does not wait behind other Clients");
     assert!(receivers.apps.try_recv().is_err());
+}
+
+#[tokio::test]
+async fn a_new_leader_queues_the_clients_that_no_app_decides_about() {
+    let (objects, mut writer) = objects();
+    let app = |name: &str, is_being_deleted: bool| {
+        let mut app = app("monitoring", name, "3");
+        app.0.as_mut().unwrap().metadata.name = Some(name.to_owned());
+        if is_being_deleted {
+            app.0.as_mut().unwrap().metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+        }
+        app
+    };
+    writer.apply_watcher_event(&Event::Init);
+    writer.apply_watcher_event(&Event::InitApply(app("live", false)));
+    writer.apply_watcher_event(&Event::InitApply(app("ending", true)));
+    writer.apply_watcher_event(&Event::InitDone);
+    let client_of = |app: &str| client(&format!("client-of-{app}"), "1", &json!({ "appRef": { "name": app } }));
+    let mut clients = Vec::from(["live", "ending", "missing"].map(client_of));
+    clients.push(client("client-of-other-namespace", "1", &json!({})));
+    client_changes(&objects, clients, Vec::new()).await;
+    let (queue, mut receivers) = ReconcileQueue::new();
+    queue.enqueue_everything(&objects);
+    let mut queued: Vec<_> =
+        std::iter::from_fn(|| receivers.clients.try_recv().ok()).map(|client| client.name().to_owned()).collect();
+    queued.sort();
+    assert_eq!(queued, ["client-of-ending", "client-of-missing", "client-of-other-namespace"]);
 }
 
 #[tokio::test]

@@ -330,7 +330,9 @@ impl View for LoginPage<'_> {
     }
 
     fn is_shared(&self) -> bool {
-        self.email.is_empty() && self.notice.is_none()
+        // Names every field, so that a new field is not shared by accident.
+        let Self { email, notice, providers: _, registration_open: _ } = self;
+        email.is_empty() && notice.is_none()
     }
 
     fn script(&self) -> Option<&'static Asset> {

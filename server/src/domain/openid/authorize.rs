@@ -92,7 +92,8 @@ pub async fn decide<'a, S: Groups + Consents>(
 }
 
 /// Like [`decide`], but also reads the session, and issues the code if the decision allows it. `session` is `None` if
-/// the browser has no cookie of a session. If the rate limit on codes is reached, nothing is stored.
+/// the browser has no cookie of a session. If the rate limit on codes is reached, nothing is stored. A request that gets
+/// no code counts only until the decision.
 pub async fn authorize<S>(
     call: Call<'_, S>,
     attempt: AuthorizationAttempt<'_>,
@@ -101,7 +102,11 @@ pub async fn authorize<S>(
 where
     S: Groups + Consents + RateLimits + ClientCodes + PushedRequests + AuditLog,
 {
-    let Some(session) = session else { return decide_and_issue(call, attempt, None, None).await };
+    // A login that `prompt=login` demands and that the user has not made yet is needed whatever the session is.
+    let is_login_certain = attempt.request.prompts.login && attempt.login.is_none();
+    let Some(session) = session.filter(|_| !is_login_certain) else {
+        return decide_and_issue(call, attempt, None, None).await;
+    };
     // The session is read while the limit counts the code, which saves the browser the time of one round trip to Redis.
     let limits = rate_limits::authorizations(call.app, call.client_address());
     let (session, permit) = tokio::join!(session, call.stores.acquire(call.app_id(), limits));

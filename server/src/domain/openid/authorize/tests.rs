@@ -226,6 +226,7 @@ struct Scenario {
     stores: FakeStores,
     /// The session of the browser.
     session: Option<AuthenticatedSession>,
+    is_session_unavailable: bool,
     login: Option<TransactionLogin>,
     parameters: Vec<(&'static str, String)>,
     /// Whether the user has allowed what the consent page showed.
@@ -258,6 +259,7 @@ impl Scenario {
             app: fixtures::provider(vec![client]),
             stores: FakeStores::default(),
             session: Some(session_of(USER, 3600)),
+            is_session_unavailable: false,
             login: None,
             parameters: vec![
                 ("client_id", "grafana".to_owned()),
@@ -313,7 +315,10 @@ impl Scenario {
             login: self.login,
             allowed: shown.as_ref().filter(|_| self.allows),
         };
-        let session = self.session.clone().map(|session| async { Ok(Some(session)) });
+        let is_unavailable = self.is_session_unavailable;
+        let session = self.session.clone().map(|session| async move {
+            if is_unavailable { Err(unavailable_error("redis")) } else { Ok(Some(session)) }
+        });
         authorize(call, attempt, session).await
     }
 
@@ -548,6 +553,27 @@ async fn no_code_and_no_consent_is_stored_if_the_limit_is_reached() {
     assert!(matches!(scenario.run().await, Err(CommonError::RateLimited(_))));
     scenario.assert_no_code();
     assert!(scenario.stores.consent.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn the_limit_is_reached_only_for_a_request_that_could_get_a_code() {
+    let limited = |mut scenario: Scenario| {
+        scenario.stores.is_limited = true;
+        scenario
+    };
+    limited(Scenario::plain().with("prompt", "login")).assert_login_needed().await;
+    limited(Scenario::plain().with("max_age", "60")).assert_login_needed().await;
+    limited(Scenario::new(|client| client.consent = Consent::Always)).assert_consent_needed().await;
+    let silent = limited(Scenario::new(|client| client.consent = Consent::Always).with("prompt", "none"));
+    assert_eq!(silent.error().await, "consent_required");
+}
+
+#[tokio::test]
+async fn a_request_does_not_count_if_its_session_cannot_be_read() {
+    let mut scenario = Scenario::plain();
+    scenario.is_session_unavailable = true;
+    assert!(matches!(scenario.run().await, Err(CommonError::Store(_))));
+    scenario.assert_no_code();
 }
 
 #[tokio::test]

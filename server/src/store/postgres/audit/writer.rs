@@ -22,9 +22,12 @@ use crate::{
 const QUEUE_CAPACITY: usize = 4096;
 /// Maximum number of events that one statement writes.
 const BATCH_SIZE: usize = 256;
-/// The minimum time between the starts of two batches: a single event is written immediately, many simultaneous
-/// logins share a transaction.
+/// The maximum time between the starts of two batches while events wait: a single event is written immediately, many
+/// simultaneous logins share a transaction.
 const BATCH_INTERVAL: Duration = Duration::from_millis(15);
+/// The part of [`BATCH_INTERVAL`] for each event of a batch. The logins of one client that logs in again and again do
+/// not wait for each other: a login takes longer than this.
+const INTERVAL_PER_EVENT: Duration = Duration::from_millis(4);
 /// The maximum time that a request waits until its event is written.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a batch is retried, so that no events are lost during a restart of Postgres. Later events wait in the
@@ -98,10 +101,12 @@ async fn run_writer(postgres: Weak<Shared>, mut jobs: mpsc::Receiver<Job>, metri
     let mut next_batch = Instant::now();
     loop {
         sleep_until(next_batch).await;
-        if jobs.recv_many(&mut batch, BATCH_SIZE).await == 0 {
+        let received = jobs.recv_many(&mut batch, BATCH_SIZE).await;
+        if received == 0 {
             return;
         }
-        next_batch = Instant::now() + BATCH_INTERVAL;
+        let interval = INTERVAL_PER_EVENT.saturating_mul(u32::try_from(received).unwrap_or(u32::MAX));
+        next_batch = Instant::now() + interval.min(BATCH_INTERVAL);
         let mut columns = EventBatch::default();
         let mut waiters = Vec::new();
         for job in batch.drain(..) {
