@@ -1,4 +1,4 @@
-//! Reads records out of JSON documents and lines of any size, one record at a time.
+//! Reads records out of JSON documents of any size, and out of files with one record on each line, one at a time.
 //!
 //! A record is parsed twice: first as text, to find its end, and then as the type that its format demands. So a record
 //! of an unexpected type does not end the import.

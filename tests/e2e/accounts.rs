@@ -142,7 +142,7 @@ async fn an_app_with_closed_sign_up_accepts_no_registrations() {
 }
 
 #[tokio::test]
-async fn allowed_email_domains_apply_to_register_and_require_a_verified_address() {
+async fn allowed_email_domains_limit_registrations_and_make_login_require_a_verified_address() {
     let test_app = TestApp::start_with(app().set("/allowedEmailDomains", json!(["example.com"]))).await;
     let other_domain = test_app.client().register(test_app.id(), NAME, "ada@example.org", PASSWORD).await;
     let other_domain = other_domain.expect_error(StatusCode::BAD_REQUEST, "invalid_request");

@@ -25,8 +25,9 @@ const MAX_NOTE_BYTES: usize = 1024;
 const PROGRAMMED: &str = "Programmed";
 
 /// Records an Event for each of the conditions `Accepted` and `ResolvedRefs` that has changed and is False. Also
-/// records an Event if the first status with a new revision already reports that every server pod serves it. A revision
-/// that differs only in the App's Clients causes no Event: the Clients have Events of their own.
+/// records an Event when the revision in the status changes and every server pod already serves the new one. If the
+/// pods serve it later, there is no Event, because only the servers have changed then. A revision that differs only in
+/// the App's Clients causes no Event: the Clients have Events of their own.
 pub(crate) async fn record_status_change(
     context: &Context,
     app: &App,

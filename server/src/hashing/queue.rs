@@ -726,7 +726,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_could_not_start_gets_at_most_half_a_second_in_a_row() {
+    fn a_queue_whose_jobs_had_to_wait_gets_at_most_half_a_second_of_credit() {
         let mut queue = Queue::new(1000);
         for number in 0..150 {
             queue.push(&only_app_owner("imported", 1), HEAVY, JOB, number);

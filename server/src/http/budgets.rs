@@ -279,7 +279,7 @@ impl ConnectionSlots {
     ///
     /// # Errors
     ///
-    /// [`Exhausted`] if the peer has its maximum number of connections.
+    /// [`Exhausted`] if the peer, or its IPv6 /48, has its maximum number of connections.
     pub(super) fn admit(
         &self,
         slot: OwnedSemaphorePermit,

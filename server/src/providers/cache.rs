@@ -196,7 +196,7 @@ impl<T: MemorySize + Send + Sync + 'static> DocumentCache<T> {
 
 impl<T> Entries<T> {
     /// Updates `footprint` after a copy changed, and evicts the least recently used copies while `footprint` is over
-    /// [`MAX_CACHE_BYTES`].
+    /// [`MAX_CACHE_BYTES`]. At least one copy stays.
     fn update_footprint(&mut self, changed: &Arc<Entry<T>>, before: usize, after: usize) {
         // If the entry was evicted during the fetch, `footprint` does not include it.
         if !self.by_url.values().any(|entry| Arc::ptr_eq(entry, changed)) {

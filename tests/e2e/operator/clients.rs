@@ -365,7 +365,7 @@ async fn a_secret_that_the_client_does_not_own_is_never_changed() {
 }
 
 #[tokio::test]
-async fn edited_client_secrets_are_repaired_or_used_and_deleted_ones_are_created_again() {
+async fn an_edited_client_secret_is_repaired_or_adopted_but_a_deleted_one_is_replaced() {
     let install = TestCluster::shared().await.install().await;
     let _servers = install.start_servers(1).await;
     let _operator = install.start_operator().await;

@@ -76,8 +76,8 @@ async fn all_due_events_of_a_webhook_that_is_stopped_become_dead_letters_togethe
     receiver.set_reply(Reply::status(410));
     create_user(&admin, EMAIL).await;
     wait_for_dead_letters(&admin, 1).await;
-    // After ten failures, the server claims one event at a time. To give up so many events one after the other would
-    // take minutes.
+    // After ten failures, the server claims one event at a time. If it also gave up the events one by one, this would
+    // take minutes, and the wait below would time out.
     test_app
         .sql(&format!(
             "UPDATE webhooks SET failures = 10;

@@ -79,13 +79,13 @@ impl PostgresStore {
         call.end_call(removed)
     }
 
-    /// Removes, in all Apps, each class of foreign hashes that no user's hash belongs to, unless an import has used the
-    /// class within the last hour. Returns how many were removed.
+    /// Removes, in all Apps, each class of foreign hashes that no user's hash belongs to, unless a hash of the class was
+    /// stored within the last hour. Returns how many were removed.
     pub async fn sweep_hash_classes(&self) -> Result<u64, StoreError> {
         let mut call = self.begin_call("sweep_hash_classes").await?;
         let (connection, deadline) = call.parts();
-        // An import that uses the class at the same time locks the row of the class. Then this statement waits for the
-        // import, and reads the new time.
+        // A transaction that stores a hash of the class locks the row of the class. Then this statement waits for the
+        // transaction, and reads the new time.
         let query = sqlx::query!(
             "DELETE FROM hash_classes
              WHERE touched_at < clock_timestamp() - interval '1 hour' AND NOT EXISTS (
@@ -107,7 +107,7 @@ pub(in crate::store::postgres) async fn add_hash_class(
     class: HashClass,
 ) -> Result<bool, sqlx::Error> {
     let max_classes = i64::try_from(MAX_CLASSES).unwrap_or(i64::MAX);
-    // Only one import at a time counts the classes of an App. The statement after the lock sees what other imports have
+    // Only one transaction at a time counts the classes of an App. The statement after the lock sees what others have
     // committed.
     sqlx::query!("SELECT pg_advisory_xact_lock(hashtextextended('latchkey_hash_classes ' || $1, 0))", app.as_str())
         .execute(&mut *transaction)
