@@ -7,5 +7,6 @@ mod consent;
 mod guides;
 mod kubectl;
 mod logout;
-mod pages;
+
 mod programs;
+mod provider_test;

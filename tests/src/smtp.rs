@@ -540,7 +540,8 @@ impl<'a> Session<'a> {
     }
 }
 
-/// The email address in `FROM:<address> PARAMETERS`; empty for `<>`.
+/// The email address in the arguments of a command: `FROM:<address> PARAMETERS` if the keyword is `FROM:`. Empty for
+/// `<>`, and `None` if the syntax is wrong.
 fn path_after<'a>(keyword: &str, arguments: &'a str) -> Option<&'a str> {
     let head = arguments.get(..keyword.len())?;
     if !head.eq_ignore_ascii_case(keyword) {

@@ -131,8 +131,8 @@ fn is_settled(known: &KnownSecret, client: &Client, desired: &DesiredSecret<'_>,
         }
         // The watch reports when this Secret is deleted or gets another owner.
         KnownSecret::OfType(_) => true,
-        // A Secret of another type. If it was deleted before the operator recorded it, no further event reports the
-        // deletion, so it is read again.
+        // A Secret of another type. It may have been deleted after the operator read it and before the operator
+        // recorded it here. Then the watch reports no deletion any more, so the Secret is read again.
         KnownSecret::Foreign => false,
     }
 }

@@ -126,8 +126,8 @@ impl PasswordHash {
         ParsedHash::parse(self.expose()).ok()
     }
 
-    /// Returns the class of the hash. `None` if it is `native`, the class of the hashes that the servers make now, or
-    /// if the text is no hash.
+    /// Returns the class of the hash. `None` if the class is `native` (the class of the hashes that the servers make
+    /// now), or if this service cannot check the hash.
     pub fn foreign_class(&self, native: HashClass) -> Option<HashClass> {
         self.parse()?.foreign_class(native)
     }

@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_gets_no_more_deliveries_than_remain_free() {
+    fn a_namespace_leaves_at_least_as_many_deliveries_free_as_it_uses() {
         let in_flight = InFlight::default();
         let first: Vec<_> = (0..32).map(|_| in_flight.count("one".to_owned())).collect();
         assert_eq!((in_flight.room("one", 32), in_flight.room("two", 32)), (0, 16));

@@ -3,7 +3,7 @@
 use http::StatusCode;
 use latchkey_tests::{page_browser::LoadedPage, stack::Stack};
 
-use super::pages::{EMAIL, OTHER_EMAIL, ProviderTest, app, reply};
+use super::provider_test::{EMAIL, OTHER_EMAIL, ProviderTest, app, reply};
 use crate::support::TestApp;
 
 /// Asserts that the list of applications reports a removal. Returns the list.

@@ -4,7 +4,7 @@ use http::StatusCode;
 use latchkey_tests::{builders::Client, page_browser::LoadedPage, stack::Stack};
 use serde_json::json;
 
-use super::pages::{CALLBACK, EMAIL, OTHER_EMAIL, ProviderTest, app, reply};
+use super::provider_test::{CALLBACK, EMAIL, OTHER_EMAIL, ProviderTest, app, reply};
 
 fn unchanged(client: Client) -> Client {
     client

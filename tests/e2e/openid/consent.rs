@@ -3,7 +3,7 @@
 use http::StatusCode;
 use latchkey_tests::builders::Client;
 
-use super::pages::{EMAIL, OTHER_EMAIL, ProviderTest, reply};
+use super::provider_test::{EMAIL, OTHER_EMAIL, ProviderTest, reply};
 
 /// Makes a Client ask for consent once for the same scopes.
 fn ask_once(client: Client) -> Client {

@@ -4,7 +4,7 @@ use http::{Method, StatusCode};
 use latchkey_tests::{builders::Client, page_browser::PageBrowser};
 use serde_json::json;
 
-use super::pages::{EMAIL, ProviderTest};
+use super::provider_test::{EMAIL, ProviderTest};
 
 const LOGOUT_REDIRECT_URL: &str = "https://grafana.example.com/bye";
 

@@ -208,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_narrower_token_has_no_claims_of_the_scopes_that_it_lacks() {
+    fn a_narrower_token_loses_the_claims_of_granted_scopes_that_it_does_not_have() {
         let requested = ClaimSet::NONE.with(UserClaim::Email).with(UserClaim::Groups);
         let narrowed = |granted: &str, of_token: &str| {
             requested.narrowed(Scopes::parse_known(granted), Scopes::parse_known(of_token))

@@ -91,10 +91,10 @@ pub trait WebhookEvents: Sync {
     /// Returns the webhooks, of any App, for which an event is due. Leaves out webhooks that pause after a failure.
     fn webhooks_with_due_events(&self) -> impl Future<Output = StoreResult<Vec<WebhookKey>>> + Send;
 
-    /// Claims up to `limit` due events of these webhooks for the time `lease`, but at most `room` events for each
-    /// namespace. The webhooks take turns, and the oldest due event of a webhook is claimed first. All servers together
-    /// claim at most 16 events of a webhook at a time. After 10 consecutive failures of a webhook, they claim one of
-    /// its events at a time, with pauses.
+    /// Claims up to `limit` due events of these webhooks for the time `lease`, but for each namespace at most as many
+    /// as the [`ClaimableWebhook::room`] of its webhooks. The webhooks take turns, and the oldest due event of a
+    /// webhook is claimed first. All servers together claim at most 16 events of a webhook at a time. After 10
+    /// consecutive failures of a webhook, they claim one of its events at a time, with pauses.
     fn claim_events(
         &self,
         webhooks: &[ClaimableWebhook],
