@@ -72,8 +72,9 @@ pub struct ProviderGroupsSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64), regex(pattern = "^[ -~]*$"))]
     pub prefix: Option<String>,
-    /// only are the groups to take over: names as the provider writes them, without the prefix, or the beginning of
-    /// names followed by `*`. Empty takes over every group.
+    /// only lists the groups to take over. Each entry is the name of a group as the provider writes it, without the
+    /// prefix, or the beginning of a name and then `*`, for example `team-*`. If only is empty, every group is taken
+    /// over.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 50), extend("x-kubernetes-list-type" = "set"))]
     pub only: Vec<GroupPattern>,

@@ -37,7 +37,8 @@ pub(super) enum Retry {
 /// The progress of a release.
 #[derive(Clone, Copy, Default)]
 pub(super) struct ReleaseProgress {
-    /// Whether the servers are being asked. If so, the document of the release can exist.
+    /// Whether the operator has begun to ask the servers if the App has users. From then on, a document with the state
+    /// `Released` can exist.
     pub(super) asking: bool,
     /// Whether the appID was queued again during the release.
     pub(super) requeued: bool,

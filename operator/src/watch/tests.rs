@@ -135,7 +135,7 @@ fn app_created(name: &str, second: u32) -> DeserializeGuard<App> {
 }
 
 #[tokio::test]
-async fn if_not_all_apps_of_a_namespace_fit_older_ones_have_precedence() {
+async fn older_apps_have_precedence_if_a_namespace_exceeds_its_quota() {
     let apps = [app_created("young", 3), app_created("held", 0), app_created("old", 1), app_created("middle", 2)];
     let claims = apps.clone().map(|app| Claim::from_app(app.0.as_ref().unwrap()));
     let ahead = async |limit| {

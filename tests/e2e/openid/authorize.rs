@@ -272,7 +272,7 @@ async fn no_page_can_be_framed_and_no_page_url_contains_a_code() {
         assert_protected(page);
         assert!(!page.address.contains("lka_") && !page.address.contains("code="), "{}", page.address);
     }
-    // The response to the POST is a redirect that no browser repeats as a POST.
+    // The response to the POST is a redirect that no browser follows with another POST.
     let done = test.decide(&mut browser, &consent, "allow").await;
     assert_eq!(done.status, StatusCode::SEE_OTHER);
     assert!(reply(&done).contains_key("code"));

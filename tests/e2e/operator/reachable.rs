@@ -157,7 +157,7 @@ async fn reachable_follows_the_provider_and_the_app_stays_ready() {
 }
 
 #[tokio::test]
-async fn an_invalid_client_and_a_missing_issuer_are_reported_until_corrected() {
+async fn wrong_client_credentials_and_a_wrong_issuer_are_reported_until_corrected() {
     let corp = provider();
     let upstream = MockProvider::start("oidc", upstream_client(&corp)).await.unwrap();
     let install = install_with_upstream(&upstream).await;

@@ -103,7 +103,7 @@ async fn an_app_has_at_most_four_classes_and_a_total_weight_of_at_most_32() {
 }
 
 #[tokio::test]
-async fn concurrent_imports_never_exceed_the_number_of_classes() {
+async fn concurrent_imports_never_exceed_the_maximum_number_of_classes() {
     let fixture = Fixture::new().await;
     let user = create_user(&fixture, "ada@example.com").await;
     let mut tasks = JoinSet::new();

@@ -9,7 +9,7 @@ use super::HashError;
 
 /// The length of a salt, in bytes.
 const SALT_BYTES: RangeInclusive<usize> = 1..=64;
-/// The length of the output of the function, in bytes.
+/// The length of the output of the hash function, in bytes.
 const OUTPUT_BYTES: RangeInclusive<usize> = 16..=64;
 
 pub(super) type Secret = Zeroizing<Vec<u8>>;

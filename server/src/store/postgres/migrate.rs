@@ -90,10 +90,10 @@ async fn create_lock_table(connection: &mut PgConnection) -> Result<(), sqlx::Er
     }
 }
 
-/// Begins the transaction that holds the lock. While this function waits for the lock, no statement runs, because
-/// CREATE INDEX CONCURRENTLY in the program that holds the lock waits for the end of every older statement. For the
-/// same reason, the statements use the simple query protocol: with the extended protocol, a snapshot can last until the
-/// transaction ends.
+/// Begins the transaction that holds the lock. Between two attempts, this connection has neither a statement nor a
+/// transaction open: the program that holds the lock can be running CREATE INDEX CONCURRENTLY, which waits until every
+/// older snapshot is gone. The statements use the simple query protocol, because with the extended protocol a snapshot
+/// can last until the transaction ends.
 async fn acquire_lock(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
     // The transaction is idle while the migrations run.
     const BEGIN: &str = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = 0";

@@ -142,7 +142,8 @@ async fn a_conflict_names_the_other_user_and_does_not_affect_the_rest_of_the_bat
     );
 }
 
-/// A line that would be refused for a new user is not inserted. So no unique index shows that the user already exists.
+/// Usually a conflict with a unique index shows that a user already exists. A line that would be refused for a new user
+/// is not inserted, so the import must look for the user.
 #[tokio::test]
 async fn an_existing_user_is_unchanged_although_the_line_would_be_refused_for_a_new_user() {
     let fixture = Fixture::new().await;

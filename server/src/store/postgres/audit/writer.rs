@@ -72,6 +72,17 @@ struct EventBatch {
     reporting_webhooks: Vec<String>,
 }
 
+// === impl Job ===
+
+impl Job {
+    const fn has_waiter(&self) -> bool {
+        match self {
+            Self::Write { written, .. } => written.is_some(),
+            Self::Flush(_) => true,
+        }
+    }
+}
+
 // === impl EventWriter ===
 
 impl EventWriter {
@@ -101,11 +112,19 @@ async fn run_writer(postgres: Weak<Shared>, mut jobs: mpsc::Receiver<Job>, metri
     let mut next_batch = Instant::now();
     loop {
         sleep_until(next_batch).await;
-        let received = jobs.recv_many(&mut batch, BATCH_SIZE).await;
-        if received == 0 {
+        if jobs.recv_many(&mut batch, BATCH_SIZE).await == 0 {
             return;
         }
-        let interval = INTERVAL_PER_EVENT.saturating_mul(u32::try_from(received).unwrap_or(u32::MAX));
+        // If no request waits for these events, the batch starts a little later: the write must not slow down the
+        // responses to the requests that caused the events.
+        let latest_start = Instant::now() + BATCH_INTERVAL;
+        while batch.len() < BATCH_SIZE && !batch.iter().any(Job::has_waiter) {
+            let room = BATCH_SIZE - batch.len();
+            if !matches!(timeout_at(latest_start, jobs.recv_many(&mut batch, room)).await, Ok(1..)) {
+                break;
+            }
+        }
+        let interval = INTERVAL_PER_EVENT.saturating_mul(u32::try_from(batch.len()).unwrap_or(u32::MAX));
         next_batch = Instant::now() + interval.min(BATCH_INTERVAL);
         let mut columns = EventBatch::default();
         let mut waiters = Vec::new();

@@ -114,8 +114,9 @@ pub fn operation() -> Operation {
     ))
 }
 
-/// Whether the call requests password hashes, which needs the right to manage users. Errors in the query do not matter
-/// here, because a missing right is reported first.
+/// Whether the call requests password hashes, which needs the right to manage users. Called before the query is
+/// validated, so that a missing right is reported before an error in another parameter. Returns false for a query that
+/// cannot be parsed; the handler refuses it later.
 pub fn requests_hashes(uri: &Uri) -> bool {
     Parameters::parse(uri.query().unwrap_or_default()).is_ok_and(|query| query.contains("hashes", "true"))
 }
