@@ -107,7 +107,7 @@ fn status_writes<'a>(
     written.filter(|event| event.namespace == install.tenant()).collect()
 }
 
-/// The App and the Provider do not change while the provider fails, forgets the client, and recovers.
+/// Nobody edits the App or the Provider while the provider fails, forgets the client, and recovers.
 #[tokio::test]
 async fn reachable_follows_the_provider_and_the_app_stays_ready() {
     let corp = provider();

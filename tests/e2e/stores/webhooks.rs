@@ -102,8 +102,8 @@ impl WebhookFixture {
         timeout(LIMIT, change).await.expect("the change ends").unwrap();
     }
 
-    /// Creates events in every way that a server does, and retries them as dead letters. Returns the number of
-    /// transactions.
+    /// Creates events in every way that a server does, makes all of them dead letters, and retries these. Returns in how
+    /// many transactions servers created or retried events.
     async fn make_events(&self, stores: &Stores) -> usize {
         let app = &self.fixture.app;
         let ada = self.create_user(stores, "ada@example.com").await;

@@ -92,8 +92,8 @@ pub async fn decide<'a, S: Groups + Consents>(
 }
 
 /// Like [`decide`], but also reads the session, and issues the code if the decision allows it. `session` is `None` if
-/// the browser has no cookie of a session. If the rate limit on codes is reached, nothing is stored. A request that gets
-/// no code counts only until the decision.
+/// the browser has no cookie of a session. A request of a browser with a session counts in the rate limit on codes until
+/// the decision, and longer only if it gets a code. If the limit is reached, nothing is stored.
 pub async fn authorize<S>(
     call: Call<'_, S>,
     attempt: AuthorizationAttempt<'_>,

@@ -181,7 +181,8 @@ impl RequestedClaims {
     }
 }
 
-/// Checks the request for one claim: it must be null, or an object with `essential`, `value` and `values` (5.5.1).
+/// Checks the request for one claim: it must be null or an object. In an object, `essential` must be a boolean, and
+/// `values` an array that is not empty, if they are present (5.5.1).
 fn check_request(request: &Value) -> Result<(), InvalidClaims> {
     let members = match request {
         Value::Null => return Ok(()),

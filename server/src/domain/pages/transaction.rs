@@ -190,7 +190,7 @@ impl Transaction {
         Self::open_for(app, SealedPurpose::Transaction, &browser.encode(), text, now)
     }
 
-    /// Opens the `tx` of a POST from another site. The request begins now, and carries no login.
+    /// Opens the `tx` of a POST from another site. The returned transaction is issued now, and has no login.
     pub fn open_unbound(app: &App, text: &str, now: OffsetDateTime) -> Option<Self> {
         let mut opened = Self::open_for(app, SealedPurpose::UnboundTransaction, "", text, now)?;
         if let Target::Authorize(carried) = &mut opened.target {

@@ -227,7 +227,7 @@ fn name_or_empty(verified: &VerifiedIdentity) -> String {
     verified.name.as_ref().map_or_else(String::new, |name| name.as_str().to_owned())
 }
 
-/// Returns the error after the last attempt, if concurrent requests changed the user during each attempt.
+/// The error of a login for which all attempts failed, because concurrent requests changed the user during each of them.
 fn contention_error() -> StoreError {
     StoreError::Unavailable { store: "Postgres", source: "the account is being changed".into() }
 }

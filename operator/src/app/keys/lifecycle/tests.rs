@@ -657,7 +657,7 @@ fn keys_for_id_tokens_that_nobody_needs_are_retired_and_dropped() {
 }
 
 #[test]
-fn a_client_that_changes_its_algorithm_often_needs_no_further_keys() {
+fn frequent_changes_of_a_clients_algorithm_create_no_further_keys() {
     let mut keys = first();
     for hour in 0..200 {
         let policy = if hour % 2 == 0 { with_id_tokens(&[RS256]) } else { policy() };

@@ -89,8 +89,8 @@ pub(in crate::store::postgres) async fn insert_epoch_change(
     .map(drop)
 }
 
-/// Adds the row that propagates a changed profile to Redis if the request itself does not propagate it. Returns the id
-/// of the row.
+/// Adds a row for a changed profile. The row propagates the profile to Redis if the request itself does not. Returns
+/// the id of the row.
 pub(in crate::store::postgres) async fn insert_profile_change(
     connection: &mut PgConnection,
     app: &AppId,
