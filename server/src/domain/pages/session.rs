@@ -46,8 +46,8 @@ impl BrowserLogin {
     }
 }
 
-/// Opens the browser session of a login, loads the groups of the user, and records the event. Returns the cookie to
-/// set, or `None` if the user's epoch has risen since the user was read, for example by a password reset.
+/// Opens the browser session of a login, loads the groups of the user for clients, and records the event. Returns the
+/// cookie to set, or `None` if the user's epoch has risen since the user was read, for example by a password reset.
 ///
 /// `previous` is the valid session cookie of the request. It has an effect only if [`find_session`] finds its session.
 /// If that session belongs to the same user, it is renewed and keeps its id. If it belongs to another user, it ends
@@ -98,11 +98,18 @@ pub async fn open_browser_session<S: Sessions + Groups + AuditLog>(
     }
     let event = call.event(EventKind::LoggedIn, new.user).in_session(new.id).with_detail(Detail::from_amr(new.amr));
     // These calls do not depend on each other.
-    join!(call.stores.record(call.app_id(), event), load_groups(call, new.user));
+    join!(call.stores.record(call.app_id(), event), load_groups_for_clients(call, new.user));
     if let Some(cookie) = other_user {
         end_session_of_other_user(call, &cookie).await?;
     }
     Ok(Some(SessionCookie::new(new.id, new.user, new.auth_time)))
+}
+
+/// Loads the groups of the user, if the App has clients. Only clients get groups.
+async fn load_groups_for_clients<S: Groups>(call: Call<'_, S>, user: UserId) {
+    if call.app.has_clients() {
+        load_groups(call, user).await;
+    }
 }
 
 /// Ends the browser session of a user, because another user has logged in in the same browser.
