@@ -31,7 +31,7 @@ impl BlockMemory {
         #[cfg(all(target_os = "linux", not(miri)))]
         {
             let whole_pages = bytes / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
-            // If the system refuses, hashes only take longer.
+            // The results are ignored: if the system does not follow the advice, hashes only take longer.
             let _ = mapping.advise(memmap2::Advice::NoHugePage);
             let _ = mapping.advise_range(memmap2::Advice::HugePage, start, whole_pages);
         }

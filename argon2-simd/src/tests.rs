@@ -58,8 +58,9 @@ fn data_independent_addressing_reads_the_same_blocks_for_every_password() {
                 references(&mut hasher, &function(Algorithm::Argon2id), b"other password");
             assert_eq!(independent, other_independent, "{kernel:?}");
             assert_ne!(dependent, other_dependent, "the record contains the references");
-            // Addressing is data-independent in the first half of the first of two passes, so for a quarter of all
-            // blocks. Each of these blocks has one reference, and each address block has two references.
+            // Argon2id uses data-independent addressing only in the first half of the first pass. This hash has two
+            // passes, so this half is a quarter of all blocks. Each of these blocks has one reference, and each address
+            // block has two references.
             assert!(independent.len() >= 1000 / 2 - 4 && independent.len() < 1000 / 2 + 40, "{}", independent.len());
             // The other blocks, with data-dependent addressing, have one reference each.
             assert!(dependent.len() > 3 * 1000 / 2 - 20, "{}", dependent.len());

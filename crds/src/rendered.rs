@@ -558,8 +558,8 @@ pub struct SigningKey {
     pub private_key: SecretString,
 }
 
-/// The key from which the keys for everything symmetric are derived, such as codes, refresh tokens and the cookies of
-/// hosted pages (HKDF with one label per use).
+/// A key from which servers derive the keys for codes, refresh tokens, flows of social logins, and the cookies and
+/// forms of hosted pages (HKDF with one label per use).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HmacKey {

@@ -99,7 +99,8 @@ pub fn to_yaml(definition: &CustomResourceDefinition) -> Result<String, serde_ya
 pub const YAML_BOOLEANS: [&str; 16] =
     ["y", "Y", "yes", "Yes", "YES", "n", "N", "no", "No", "NO", "on", "On", "ON", "off", "Off", "OFF"];
 
-/// Returns a line of YAML. Quotes its list entry or value if it is one of [`YAML_BOOLEANS`].
+/// Returns a line of YAML, in which the list entry or the value of the field is quoted if it is one of
+/// [`YAML_BOOLEANS`].
 fn quote_booleans(line: &str) -> String {
     let text = line.trim_start();
     let pair = text.split_once(": ").filter(|(key, _)| !key.contains(' '));

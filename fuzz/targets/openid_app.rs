@@ -10,7 +10,7 @@ use crate::app::{RENDERER, app_manifest, load};
 
 /// A Client with a secret and with default values, except for its URLs, scopes and ID token algorithm.
 pub(crate) const WEB: &str = "web";
-/// A Client without a secret, with URLs on the device.
+/// A public Client, with redirect URLs on the user's device.
 pub(crate) const CLI: &str = "cli";
 /// A Client that must push its authorization requests and use PKCE.
 pub(crate) const STRICT: &str = "strict";
@@ -55,7 +55,8 @@ pub(crate) fn id_token(claims: &Value) -> String {
     openid_app().keys.id_token_signer(IdTokenAlgorithm::ES256).unwrap().sign_id_token(claims).unwrap()
 }
 
-/// The manifest of a Client. `kind` is `web` or `public`: the name of the object that gets the fields `members`.
+/// The manifest of a Client. `kind` is the field of the spec that contains the redirect URLs and `members`: `web` or
+/// `public`.
 fn client(id: &str, algorithm: &str, kind: &str, members: Value) -> Value {
     let mut own = json!({ "redirectURLs": WEB_URLS });
     for (name, value) in members.as_object().unwrap() {

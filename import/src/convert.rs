@@ -53,8 +53,8 @@ impl<'a> Context<'a> {
         self.mappings.get(alias).copied()
     }
 
-    /// Returns the identity. Its Provider is that of the first alias that has a `--map` option. If no alias has one,
-    /// counts the identity as unmapped.
+    /// Returns the identity, at the Provider that `--map` assigns to one of the aliases. The first alias with a
+    /// Provider wins. If no alias has a Provider, counts the identity as unmapped and returns `None`.
     pub(crate) fn identity(&mut self, aliases: &[&str], subject: &str, authority: Option<&str>) -> Option<Identity> {
         let Some(provider) = aliases.iter().find_map(|alias| self.provider(alias)) else {
             self.report.unmapped_identities.add(&to_printable(aliases.first().copied().unwrap_or_default()), 1);

@@ -1,4 +1,5 @@
-//! Leader election: one replica holds a Lease and renews it. If it may have lost the Lease, it writes nothing more.
+//! Leader election: one replica holds a Lease and renews it. If this replica may have lost the Lease, it writes nothing
+//! more.
 //!
 //! The rules come from client-go's leader election. Clocks of pods are never compared: a candidate measures the time
 //! since it saw the Lease change.

@@ -77,7 +77,7 @@ pub(crate) struct ClientManifest {
 pub(crate) struct Manifests {
     /// All Apps, in the order of the file names and, within a file, of the documents.
     pub(crate) apps: Vec<AppManifest>,
-    /// All Clients, in the order of the file names and of the documents.
+    /// All Clients, in the same order as the Apps.
     pub(crate) clients: Vec<ClientManifest>,
     /// The labels of the Namespaces.
     namespace_labels: BTreeMap<String, BTreeMap<String, String>>,

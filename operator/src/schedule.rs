@@ -32,7 +32,8 @@ enum State {
 
 impl Schedule {
     /// Queues an object, which can be reconciled now. If the object is being reconciled, it is reconciled once more
-    /// afterwards. If it already waits, it keeps its turn, unless that turn is later than `now`.
+    /// afterwards. If it waits for a time after `now`, this wait ends. If it already waits for its turn, it keeps its
+    /// turn.
     pub(crate) fn queue(&mut self, object: NamespacedName, now: Instant) {
         match self.states.get_mut(&object) {
             None => self.wait(object, now),

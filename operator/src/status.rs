@@ -8,8 +8,8 @@ use crate::facts::FieldError;
 
 pub(crate) mod write;
 
-/// Returns the condition `ResolvedRefs` if references cannot be used. Its reason is the reason of the first error. Its
-/// message contains the messages of all errors.
+/// Returns the condition `ResolvedRefs` of an object with references that cannot be used. Its reason is the reason of
+/// the first error. Its message contains the messages of all errors.
 pub(crate) fn unresolved_condition(errors: &[FieldError]) -> DesiredCondition {
     let messages: Vec<_> = errors.iter().map(|error| with_field(&error.field, &error.message)).collect();
     let reason = errors.first().map_or(Reason::Resolved, |error| error.reason);

@@ -25,8 +25,8 @@ where
 }
 
 /// Returns the message for the status, which names the field that cannot be decoded. `error` is the error from the
-/// watch, which names no field. The message contains it only if the object can be decoded now, because somebody has
-/// corrected it.
+/// watch, which names no field. The message contains `error` only if the object can be decoded now, because somebody
+/// has corrected the object.
 pub(crate) fn message<K: DeserializeOwned>(object: &DynamicObject, error: &str) -> String {
     let decoded = serde_json::to_value(object).map(serde_path_to_error::deserialize::<_, K>);
     let error = match decoded {

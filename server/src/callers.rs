@@ -246,8 +246,8 @@ mod tests {
         let good = signer.sign(&claims());
         assert_eq!(validate(&key_set(&[&signer], Some(ISSUER)), &good).as_deref(), Ok("shop/backoffice"));
         assert_eq!(validate(&key_set(&[&signer], None), &good).as_deref(), Ok("shop/backoffice"));
-        // These claims are valid, too: an audience as a string, several audiences, the latest `nbf` and the earliest
-        // `exp`.
+        // These claims are valid, too: an audience as a string, several audiences, the latest accepted `nbf` and the
+        // earliest accepted `exp`.
         for (claim, value) in [
             ("aud", json!("latchkey")),
             ("aud", json!(["https://kubernetes.default.svc", "latchkey"])),

@@ -46,7 +46,8 @@ async fn send_request(url: &Url) -> Result<()> {
     let port = url.port_or_known_default().unwrap_or(80);
     let stream = TcpStream::connect((host.trim_matches(['[', ']']), port)).await?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    // The task ends when the sender is dropped. Errors of the connection appear in the result of the request.
+    // This task runs the connection until the sender is dropped. Errors of the connection appear in the result of the
+    // request.
     tokio::spawn(connection);
     let authority = HeaderValue::from_str(&url[url::Position::BeforeHost..url::Position::AfterPort])?;
     let target = &url[url::Position::BeforePath..url::Position::AfterQuery];

@@ -576,7 +576,8 @@ impl Apps {
         let text = std::str::from_utf8(document).map_err(|_| RejectError::NotUtf8)?;
         let malformed =
             |error: serde_json::Error| RejectError::Malformed { line: error.line(), column: error.column() };
-        // The header is parsed first, so that an invalid format is not reported as a malformed document.
+        // The header, which contains the number of the format, is parsed first, so that an invalid number is not
+        // reported as a malformed document.
         let header: DocumentHeader = serde_json::from_str(text).map_err(malformed)?;
         if header.format == 0 {
             return Err(RejectError::Format(header.format));

@@ -396,7 +396,7 @@ impl HashingPool {
                 shared.count_refusal("deadline");
                 return Err(shared.overloaded());
             }
-            // The job has started.
+            // The job has started in the meantime, so this call waits longer for the result.
             result = timeout(run_timeout, answer).await;
         }
         match result {

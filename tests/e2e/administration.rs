@@ -66,7 +66,7 @@ impl AdministrationTest {
         Self::start_on(Stack::builder(), app, providers).await
     }
 
-    /// Starts the builder's service with this App, the App's administrators and these Providers.
+    /// Starts the service of this builder. Adds this App, with its administrators and these Providers.
     pub(crate) async fn start_on(builder: Builder, app: App, providers: &[Provider]) -> Self {
         let issuer = ServiceAccountIssuer::new().unwrap();
         let keys = process::fresh_dir("keys").join("keys.json");

@@ -88,8 +88,8 @@ impl AuditRow {
     }
 }
 
-/// Connects to the stores of the service, as a second server would. The second server adds `clock_offset` to the time
-/// of Redis.
+/// Connects to the stores of the service, as a second server would. Calls through these stores use the time of Redis
+/// plus `clock_offset`.
 fn stores(test_app: &TestApp, clock_offset: time::Duration) -> Stores {
     stores_at(test_app, &test_app.stack.database.url, clock_offset)
 }
@@ -219,7 +219,7 @@ async fn ended_sessions_and_late_or_stolen_refresh_tokens_are_recorded() {
     assert_eq!(ended.assert_origin(&client, Some(session_id(&one))).detail, Some(json!({ "ended": session_id(&two) })));
     with_token_of(&one).delete("sessions").await.expect(StatusCode::OK);
     let ended = wait_for_row(&test_app, "sessions_ended").await;
-    // This call ended two sessions: the session of the third login, and the session that *confirm* opened.
+    // The DELETE of `sessions` ended two sessions: that of the third login, and the one that *confirm* opened.
     assert_eq!(ended.assert_origin(&client, Some(session_id(&one))).detail, Some(json!({ "sessions": 2 })));
     with_token_of(&three).get("sessions").await.expect(StatusCode::UNAUTHORIZED);
     with_token_of(&one).send(with_token_of(&one).request(http::Method::POST, "logout")).await.expect(StatusCode::OK);

@@ -187,7 +187,7 @@ async fn other_sessions_need_a_recent_login_to_set_a_password_after_a_confirm_ha
     let confirmed = client.confirm(test_app.id(), &code).await.expect(StatusCode::OK);
     let confirm_session = client.with_token(test_app.id(), confirmed.string("access_token"));
 
-    // Opens another session, then removes the password again and makes the login stale.
+    // Opens another session, then removes the password again and makes the login of the other session stale.
     test_app.sql(&format!("UPDATE users SET password_hash = '{}'", TestApp::imported_hash(WRONG_PASSWORD))).await;
     let other_session = test_app.log_in(test_app.client(), EMAIL, WRONG_PASSWORD).await;
     test_app.sql("UPDATE users SET password_hash = NULL").await;

@@ -604,8 +604,8 @@ const HEALTHY_SAMPLES: [(&str, &str); 16] = [
     ("latchkey_operator_server_pods{OPERATORS,state=\"silent\"}", "0x120"),
 ];
 
-/// Samples of an installation in which everything is wrong. With one more series, which the test adds, every alert must
-/// fire.
+/// Samples of an installation in which everything is wrong. The test adds one more series, about server pods that
+/// report nothing. Then every alert must fire.
 const UNHEALTHY_SAMPLES: [(&str, &str); 19] = [
     ("up{SERVERS}", "0x120"),
     ("latchkey_http_requests_total{SERVERS,listener=\"public\",status=\"200\"}", "0+300x120"),

@@ -1,4 +1,4 @@
-//! The limits on the connections and the memory of a server that clients can use with unfinished requests
+//! Clients with idle connections or unfinished requests use only a limited part of a server's connections and memory
 //! (specification: Limits, Connections and memory).
 
 use std::{fs, net::IpAddr, time::Duration};
@@ -199,7 +199,7 @@ async fn refusals_for_a_client_that_ignores_retry_after_are_delayed() {
         waits.push(began.elapsed());
     }
     assert!(waits[4] >= Duration::from_millis(500) && waits[5] >= Duration::from_secs(1), "{waits:?}");
-    // Other clients do not wait, and no refusal is still being delayed.
+    // A login from another client address is not delayed. Afterwards, the server holds back no refusal.
     let other = stack.client();
     other.login(app.id(), EMAIL, PASSWORD).await.expect(StatusCode::UNAUTHORIZED);
     let held = metric(stack.server(), "http_refusals_held", "").await;

@@ -115,7 +115,7 @@ async fn a_restarted_api_server_keeps_its_data() {
 
     plane.kill();
     plane.start_api_server().await.unwrap();
-    // A client from before the restart works again.
+    // The client that was created before the restart works again.
     eventually_ok("the restarted API server", LIMIT, || version(&client)).await;
     secrets.get("kept").await.unwrap();
 }

@@ -407,7 +407,8 @@ async fn a_user_who_cancels_returns_with_access_denied_and_no_text_from_the_prov
         assert_eq!(browser.text_of(&format!("td[data-place={place}][data-name=error]")).await, "access_denied");
         assert!(browser.cookies().await.is_empty(), "the flow is over");
 
-        // The user goes back to the provider's page, but the flow of the link on that page has already ended.
+        // The user goes back to the provider's page and cancels again, but the flow that led to that page has already
+        // ended.
         browser.back().await;
         browser.click("#cancel").await;
         browser.wait_for_text("invalid_state").await;

@@ -4,9 +4,9 @@
 //!
 //! # The decision and its error rate
 //!
-//! The test sends pairs of requests: one for a known and one for an unknown address, in random order. `d` is how much
-//! longer the request for the known address took. If both requests take the same time, chance alone decides the sign of
-//! `d`. If requests for known addresses take longer by a fixed time, the median of `d` is that time.
+//! A comparison sends pairs of requests: one for a known and one for an unknown address, in random order. `d` is how
+//! much longer the request for the known address took. If both requests take the same time, chance alone decides the
+//! sign of `d`. If requests for known addresses take longer by a fixed time, the median of `d` is that time.
 //!
 //! `n` pairs give an interval for that median, without an assumption about the distribution of times: sort the values
 //! of `d`, and leave out the `k` smallest and the `k` greatest. The interval reaches from the smallest to the greatest
@@ -14,9 +14,10 @@
 //! that at most `k` of `n` coin tosses show heads. `k` is the greatest number for which this probability is at most
 //! `MAX_ERROR_PROBABILITY`.
 //!
-//! The test reports a difference only if the whole interval is beyond the bound. If the times differ by no more than
-//! the bound, a false report has a probability of at most `MAX_ERROR_PROBABILITY` on each of the two sides, in each
-//! evaluation. There are at most nineteen comparisons with at most three evaluations each. So the probability of a
+//! The test reports a difference only if the whole interval is beyond a bound, by default 1 ms. It evaluates a
+//! comparison after every 250 pairs, at most three times, until the result is certain. If the times differ by no more
+//! than the bound, a false report has a probability of at most `MAX_ERROR_PROBABILITY` on each of the two sides, in
+//! each evaluation. There are at most nineteen comparisons with at most three evaluations each. So the probability of a
 //! false alarm in a run is at most 2 · 10⁻⁷ · 19 · 3 = 1.14 · 10⁻⁵, one in 87,000.
 //!
 //! A comparison can end undecided: after the last evaluation, a part of the interval is still beyond the bound. The
@@ -25,8 +26,8 @@
 //!
 //! If the interval is as wide as the time of a hash, the test cannot notice that a hash is missing. So the test also
 //! fails if the interval is too wide after the last evaluation: wider than half of the time of a hash. In addition, the
-//! test measures requests that differ on purpose (a foreign hash that only one of the two checks, and a stored hash
-//! that costs nothing), and must find the difference.
+//! test measures requests that differ on purpose (only one of the two checks a foreign hash, or only one of the two
+//! computes a hash), and must find the difference.
 //!
 //! With `LATCHKEY_RESPONSE_TIME_PAIRS=1000`, the test measures more precisely: the bound is then 2 % of the time of a
 //! hash, but at most 1 ms.
@@ -69,7 +70,7 @@ const MAX_EVALUATIONS: usize = 3;
 /// A comparison that has taken longer than this ends undecided, unless its interval is too wide or its median is beyond
 /// the bound: on a busy machine, more pairs do not help.
 const LONG_COMPARISON: Duration = Duration::from_secs(12);
-/// Time limit for a mail. The server first delivers the mails of the comparisons before, which are hundreds.
+/// Time limit for a mail. The server first delivers the mails of the earlier comparisons, which are hundreds.
 const MAIL_LIMIT: Duration = Duration::from_secs(180);
 const MAX_COMPARISONS: usize = 19;
 /// Number of pairs that is enough to find a difference as great as the time of a hash.
@@ -325,8 +326,9 @@ impl TimingTest {
         pairs
     }
 
-    /// Evaluates a comparison until the result is certain, no evaluation is left, or [`LONG_COMPARISON`] has passed.
-    /// Panics if the times differ or, in the end, if the interval is too wide or the median is beyond the bound.
+    /// Evaluates a comparison until the result is certain, or the comparison ends undecided (see [`MAX_EVALUATIONS`]
+    /// and [`LONG_COMPARISON`]). Panics if the times differ, or if the interval is too wide or the median is beyond the
+    /// bound after the last evaluation.
     fn expect_alike(&mut self, mut comparison: Comparison<'_>) {
         self.comparisons += 1;
         assert!(self.comparisons <= MAX_COMPARISONS, "the stated rate of false alarms counts all comparisons");
@@ -536,8 +538,8 @@ async fn response_times_of_known_and_unknown_addresses_do_not_differ() {
     });
 }
 
-/// Compares logins in an App with two classes (algorithm and cost) of foreign hashes, and with a hash that a server with
-/// other parameters made. Leaves the App without such hashes.
+/// Compares logins in an App with two classes (algorithm and cost) of foreign hashes, and with a hash that a server
+/// with other parameters made. Leaves the App without such hashes.
 async fn compare_logins_with_foreign_hashes(timing: &mut TimingTest, native: &str, unverified: &str) {
     const HASHES: [(&str, &str); 2] = [
         ("bcrypt$7", "$2b$07$......................AesgC8c2NCv6R248WVftVw.gqvWdlCq"),

@@ -260,7 +260,8 @@ impl Browser {
         self.command(Method::POST, "/execute/sync", Some(&body)).await.expect("the script runs")
     }
 
-    /// Like [`Browser::run_script`], but returns what the script passes to its last argument, a function.
+    /// Like [`Browser::run_script`], but the last argument of the script is a function. Returns the value with which
+    /// the script calls this function.
     pub async fn run_async_script(&self, script: &str) -> Value {
         let body = json!({ "script": script, "args": [] });
         self.command(Method::POST, "/execute/async", Some(&body)).await.expect("the script calls back")
@@ -324,7 +325,7 @@ impl Browser {
         tab
     }
 
-    /// Makes a tab receive the commands.
+    /// Switches to a tab, which receives the commands from now on.
     pub async fn switch_to(&self, tab: &Tab) {
         let switched = self.command(Method::POST, "/window", Some(&json!({ "handle": tab.0 }))).await;
         switched.expect("the tab exists");

@@ -26,8 +26,8 @@ use crate::{
     stack::Stack,
 };
 
-/// After each alternating refresh of a stolen session, the thief and the victim wait for the grace period plus this
-/// time.
+/// If the thief and the victim of a session refresh alternately, both wait after each refresh for the grace period plus
+/// this time.
 const ALTERNATION_MARGIN: Duration = Duration::from_millis(300);
 /// Pause between a 503 response and the retry.
 const RETRY_PAUSE: Duration = Duration::from_millis(250);

@@ -117,7 +117,7 @@ pub struct ObservedCondition {
     pub status: ConditionStatus,
     pub reason: String,
     pub message: String,
-    /// The generation of the App that the condition is for; -1 if the operator has not reconciled the App yet.
+    /// The generation of the App on which the condition is based; -1 if the operator has not reconciled the App yet.
     pub generation: i64,
 }
 

@@ -300,7 +300,8 @@ impl ControlPlane {
         audit::mark(&self.audit_log())
     }
 
-    /// The requests that the API server received after `mark` and has completed. A watch is included if it has started.
+    /// The requests that the API server received after `mark` and has completed. A watch is included as soon as it has
+    /// started or was rejected.
     pub fn audit_since(&self, mark: Mark) -> Result<Vec<AuditEvent>> {
         audit::since(&self.audit_log(), mark)
     }

@@ -48,8 +48,8 @@ const ADMINISTRATOR: (&str, &str) = ("latchkey-dev", "admin");
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 /// Interval of the checks for ended processes, changed manifests and new log lines.
 const POLL_INTERVAL: Duration = Duration::from_millis(300);
-/// Maximum number of lines printed per check of a log, so that a repeated error does not fill the terminal. For the
-/// lines above the maximum, only their number is printed.
+/// Maximum number of lines printed per check of a log, so that a repeated error does not fill the terminal. If there
+/// are more lines, only the number of the remaining lines is printed.
 const MAX_LINES_PER_POLL: usize = 8;
 
 /// Default socket addresses that manifests can contain in URLs.

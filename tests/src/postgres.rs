@@ -329,7 +329,8 @@ async fn await_predecessor(data: &Path) -> Result<()> {
         // The working directory of a Postgres is its data folder. If the working directory is another folder, the id
         // belongs to another process now.
         if is_dead || fs::read_link(process.join("cwd")).ok() != data.canonicalize().ok() {
-            // The other lines stay. Postgres uses them to check that the old shared memory is unused.
+            // Replaces only the process id, which is the first line. Postgres uses the other lines to check that the
+            // old shared memory is unused.
             return Ok(fs::write(&lock, format!("{UNUSED_PID}\n{other_lines}"))?);
         }
         ensure!(

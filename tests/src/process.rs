@@ -254,7 +254,7 @@ fn spawn_from_permanent_thread(command: Command) -> Result<Child> {
         let (requests, request_receiver) = mpsc::channel::<SpawnRequest>();
         thread::spawn(move || {
             for (mut command, result_sender) in request_receiver {
-                // If the caller no longer waits, nobody else would kill the child.
+                // Kills the child if the caller no longer waits, because nothing else can kill it then.
                 if let Err(mpsc::SendError(Ok(mut orphan))) = result_sender.send(command.spawn()) {
                     drop(orphan.kill());
                 }

@@ -130,7 +130,7 @@ impl Builder {
         Ok((self, front))
     }
 
-    /// Replaces the settings of the relay for Apps without their own relay.
+    /// Sets the options of the service's relay, which delivers the mails of Apps without their own relay.
     pub fn smtp(mut self, options: smtp::Options) -> Self {
         self.smtp = options;
         self

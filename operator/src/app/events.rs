@@ -24,7 +24,7 @@ const MAX_NOTE_BYTES: usize = 1024;
 /// The reason of the Event about a new revision.
 const PROGRAMMED: &str = "Programmed";
 
-/// Records an Event for each of the conditions `Accepted` and `ResolvedRefs` that has changed and is False. Also
+/// Records an Event for each of the conditions `Accepted` and `ResolvedRefs` that has changed and is now False. Also
 /// records an Event when the revision in the status changes and every server pod already serves the new one. If the
 /// pods serve it later, there is no Event, because only the servers have changed then. A revision that differs only in
 /// the App's Clients causes no Event: the Clients have Events of their own.

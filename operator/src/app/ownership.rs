@@ -39,7 +39,7 @@ pub(crate) enum ClaimValidity {
 }
 
 /// Whether the App that owns the appID exists. The owner is the App that the key Secret names. If the key Secret is
-/// lost, it is the App that the rendered Secret names.
+/// lost, the owner is the App that the rendered Secret names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OwnerState {
     /// The App exists, or nothing proves that it does not exist.

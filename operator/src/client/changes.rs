@@ -12,9 +12,10 @@ use crate::{
     watch::{FairQueue, NamespacedName, ReconcileQueue},
 };
 
-/// How many changes are handled per second. Each change causes at most one publish, and a few small requests.
+/// The maximum number of changes that are handled per second, except after a pause (see [`BURST`]). Each change causes
+/// at most one publish, and a few small requests.
 const RATE: u32 = 200;
-/// The maximum number of changes that do not wait after a pause.
+/// The maximum number of changes that are handled without a wait, after a time without changes.
 const BURST: u32 = 200;
 /// The minimum time between two reconciles that Clients trigger for the same App.
 const TRIGGER_INTERVAL: Duration = Duration::from_millis(500);
@@ -39,12 +40,12 @@ pub(crate) async fn run(context: Arc<Context>, changes: Arc<FairQueue>, stop: &C
 
 /// Limits the rate at which changes are handled: each change gets a time slot.
 struct ChangePacer {
-    /// The time slot of the last change that began to wait or was handled. It is in the future while a change waits.
+    /// The time slot of the newest change. It is in the future while this change waits.
     last_slot: Instant,
 }
 
-/// For each App, the time of the last reconcile that its Clients triggered. The time is in the future if this reconcile
-/// is only scheduled.
+/// For each App, the time of the last reconcile that its Clients triggered. The time is in the future while this
+/// reconcile is scheduled.
 #[derive(Default)]
 pub(crate) struct AppTriggers(Mutex<HashMap<NamespacedName, Instant>>);
 
@@ -92,7 +93,7 @@ impl AppTriggers {
         }
     }
 
-    /// Decides when the App is reconciled because a change to one of its Clients was just reported. Records this time.
+    /// Decides when to reconcile the App after a change to one of its Clients, and records this time.
     fn next(&self, app: &NamespacedName) -> Trigger {
         let now = Instant::now();
         let mut times = self.0.lock();

@@ -17,9 +17,9 @@ use crate::{
     watch::WatchedClient,
 };
 
-/// Records an Event for each of the conditions `Accepted` and `ResolvedRefs` that has changed and is False. Also
+/// Records an Event for each of the conditions `Accepted` and `ResolvedRefs` that has changed and is now False. Also
 /// records an Event if the first status about a new generation of the Client already reports that every server pod
-/// serves it.
+/// serves this generation.
 pub(super) async fn record_status_change(
     context: &Context,
     client: &WatchedClient,

@@ -75,7 +75,7 @@ pub(crate) fn web(fields: Value) -> Value {
     json!({ "web": web })
 }
 
-/// Returns the App `identity/platform` as it is accepted, without Clients.
+/// Returns the validated App `identity/platform`, without Clients.
 pub(crate) fn validated() -> ValidatedApp {
     let facts = resolve(app(json!({})), Ownership::Ours, false, &Manifests::default());
     let settings = Settings { base_url: "https://auth.example.com".parse().unwrap(), allow_insecure: false };

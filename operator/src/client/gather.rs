@@ -36,11 +36,11 @@ const MAX_FOREIGN_CANDIDATES: usize = 2000;
 /// Each of these objects can have 1 MiB. After the read, the operator keeps only a hash or a key set of at most 16 KiB.
 const CONCURRENT_READS: usize = 16;
 static READS: Semaphore = Semaphore::const_new(CONCURRENT_READS);
-/// How often the selection is made at most (the number of *rounds*). It is repeated if it includes Clients with
-/// references that were not read yet, because the size of a key set can change the selection. Usually one or two rounds
-/// are enough. Between two rounds, the references of at most [`MAX_CLIENTS`] Clients are read, so in total the
-/// references of at most 600 Clients, and of the served Clients. The other Clients with references are refused
-/// (specification: Clients, Limits).
+/// The maximum number of *rounds*: how often one reconcile selects the Clients of an App. The selection is repeated if
+/// it includes Clients with references that were not read yet, because the size of a key set can change the selection.
+/// Usually one or two rounds are enough. Between two rounds, the operator reads the references of at most
+/// [`MAX_CLIENTS`] Clients, so of at most 600 in total. After the last round, it also reads the references of the
+/// served Clients. The remaining Clients with unread references are refused (specification: Clients, Limits).
 const MAX_ROUNDS: usize = 4;
 
 /// The Clients of an App.
@@ -58,6 +58,7 @@ struct Considered {
     name: NamespacedName,
     generation: i64,
     candidate: Candidate,
+    /// Whether nothing more is read for this Client: its references were read or left out, or it has none.
     is_resolved: bool,
 }
 
@@ -167,7 +168,8 @@ fn consider(app: &App, app_name: &NamespacedName, context: &Context) -> (Vec<Con
         if !is_within {
             decisions.push(too_many(name, &summary));
         } else if let Some(client) = objects.clients.get(&name)
-            // A Client that was created again in the meantime can refer to another App. Its change queues a reconcile.
+            // A Client that was deleted and created again in the meantime can refer to another App. Its creation queues
+            // a reconcile.
             && client.uid().unwrap_or_default() == summary.uid
         {
             *of_namespace += 1;
@@ -212,7 +214,7 @@ fn unread_of_document(considered: &[Considered], last: &[RenderedClient]) -> Vec
     unread.map(|(index, _)| index).collect()
 }
 
-/// Makes the selection refuse the Clients that have references that were not read.
+/// Makes the selection refuse the Clients with unread references.
 fn leave_out_unread(considered: &mut [Considered]) {
     for one in considered.iter_mut().filter(|one| !one.is_resolved) {
         one.candidate.credentials = Credentials::LeftUnread;
@@ -294,7 +296,7 @@ fn next_due(considered: &[Considered], context: &Context) -> Option<OffsetDateTi
     ends.min()
 }
 
-/// Returns the clients of the published document, if it belongs to this App.
+/// Returns the clients of the published document, or none if there is no document of this App.
 async fn last_clients(
     app_id: &AppId,
     app_name: &NamespacedName,
@@ -317,8 +319,8 @@ pub(crate) fn has_published_clients(app_name: &NamespacedName, context: &Context
     secrets.iter().any(|secret| published.get(secret).is_some_and(|published| published.size.has_clients()))
 }
 
-/// Records the App for each of these clients that the operator could not decode since its start, so that the client
-/// stays served. A new Client of the same name has another UID.
+/// Records the App for each of these clients that the operator has never decoded since its start, so that the client
+/// stays served. A new Client of the same name has another UID, so nothing is recorded for it.
 pub(super) fn record_app_of_undecodable(clients: &[RenderedClient], app_name: &NamespacedName, context: &Context) {
     for client in clients {
         let name = NamespacedName::new(&client.namespace, &client.name);

@@ -20,8 +20,8 @@ const PRIVATE_MEMBERS: [&str; 8] = ["d", "p", "q", "dp", "dq", "qi", "oth", "k"]
 /// Why a key set cannot be used. The text never quotes the key set, which may contain a private key by mistake.
 pub(crate) type InvalidKeySet = Cow<'static, str>;
 
-/// Returns the key set, in which each key has only the members that servers read. Certificates and unknown members are
-/// left out.
+/// Checks a key set. Returns the set with only those members of each key that servers read, so without certificates and
+/// unknown members.
 pub(crate) fn normalize(text: &str) -> Result<String, InvalidKeySet> {
     if text.len() > MAX_BYTES {
         return Err("is over 16 KiB".into());

@@ -236,9 +236,9 @@ impl ClientOutcomes {
         entry.app_part.as_ref().map(|(_, since)| entry.revisions_since(*since)).unwrap_or_default()
     }
 
-    /// Records the decisions about all Clients of an App. `state` returns whether every server serves one of the
-    /// revisions that it gets. Returns the Clients with a changed outcome, also those that are no longer among the
-    /// decisions.
+    /// Records the decisions about all Clients of an App. `state` returns whether every server serves one of the given
+    /// revisions. Returns the Clients with a changed outcome, including the Clients that have a previous outcome but no
+    /// decision now.
     pub(crate) fn record_decisions(
         &self,
         app: &NamespacedName,
@@ -432,8 +432,8 @@ mod tests {
         }
     }
 
-    /// Records the decisions. Returns the names of the Clients with a changed outcome, and the lists of revisions that
-    /// contain a Client in its current form, the shortest list first.
+    /// Records the decisions. Returns the names of the Clients with a changed outcome, and for each Client the list of
+    /// revisions that contain it in its current form. Equal lists are returned once, the shortest list first.
     fn decide(outcomes: &ClientOutcomes, clients: &[RenderedClient]) -> (Vec<String>, Vec<Vec<Revision>>) {
         let mut asked = Vec::new();
         let decisions = clients.iter().map(decision).collect();

@@ -33,11 +33,12 @@ use crate::{
     watch::{NamespacedName, WatchedClient, app_name},
 };
 
-/// How long a Client waits for the reconcile of its App, before it reports the outcome that is known. The App publishes
-/// within half a second, and waits up to one second for the servers.
+/// How long a Client waits for the reconcile of its App, before it reports the outcome that is known by then. The App
+/// publishes within half a second, and waits up to one second for the servers.
 const OUTCOME_WAIT: Duration = Duration::from_secs(3);
 
-/// The wait before a conflicting Secret is read again. Watch events report almost every deletion of such a Secret.
+/// The wait before a conflicting Secret is read again. Usually a watch event reports the deletion of such a Secret
+/// earlier.
 const CONFLICT_RETRY: Duration = Duration::from_secs(10 * 60);
 
 pub(crate) async fn reconcile(watched: Arc<WatchedClient>, context: Arc<Context>) -> Result<Action, Error> {

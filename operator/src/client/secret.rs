@@ -2,7 +2,7 @@
 //! resourceVersion that was read. So if two writers rotate a client secret at the same time, only one of them succeeds.
 //!
 //! Everything that a rotation needs is in this one Secret: the new value, the hash of the previous value with the time
-//! at which it ends, and the request that was fulfilled. If the operator ends before the write, the next operator
+//! at which it expires, and the request that was fulfilled. If the operator ends before the write, the next operator
 //! repeats the rotation. If the operator ends after the write, the next operator sees that the request is fulfilled. In
 //! both cases the next operator publishes the hashes that the Secret then has. A late PUT from the first operator
 //! fails, because the version has changed.
@@ -46,8 +46,8 @@ pub(super) enum SecretOutcome {
     Conflict { is_news: bool },
 }
 
-/// Creates, repairs or rotates the Secret of a Client, if it has one that the operator creates. If there is nothing to
-/// do, sends no request.
+/// Creates, repairs or rotates the Secret of a Client, if the operator creates one for this Client. If there is nothing
+/// to do, sends no request.
 pub(super) async fn ensure(
     context: &Context,
     client: &Client,

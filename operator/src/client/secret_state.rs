@@ -156,7 +156,7 @@ impl SecretState {
 // === impl SecretContents ===
 
 impl SecretContents {
-    /// Sets the value of a key, if the stored value is another one.
+    /// Sets the value of a key, if the stored value is missing or different.
     fn repair(&mut self, key: &str, value: &str) {
         if self.values.get(key).is_none_or(|stored| stored.0 != value.as_bytes()) {
             self.values.insert(key.to_owned(), SecretBytes(value.as_bytes().to_vec()));

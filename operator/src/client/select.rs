@@ -79,7 +79,7 @@ struct Amount {
     bytes: usize,
 }
 
-/// Returns the labels that the API server sets on every namespace: its name.
+/// Returns the labels that the API server sets on every namespace: only the name of the namespace.
 pub(crate) fn implied_labels(namespace: &str) -> BTreeMap<String, String> {
     BTreeMap::from([(NAME_LABEL.to_owned(), namespace.to_owned())])
 }
@@ -94,9 +94,9 @@ pub(crate) fn grants(grant: &ClientNamespaces, namespace: &str, namespaces: &dyn
     }
 }
 
-/// Decides about each candidate, in this order. If there are too many, the earlier candidates win: in a cluster these
-/// are the older ones, for `latchkey-operator render` those in earlier files. `last` are the clients of the published
-/// document, which stay as they are if their new spec is not accepted.
+/// Decides about each candidate, in the given order. If there are too many, the earlier candidates win: in a cluster
+/// these are the older ones, for `latchkey-operator render` those in earlier files. `last` are the clients of the
+/// published document, which stay as they are if their new spec is not accepted.
 pub(crate) fn select<'a>(
     policy: &ClientPolicy,
     candidates: impl IntoIterator<Item = &'a Candidate>,

@@ -45,7 +45,7 @@ pub(crate) enum Credentials {
     /// The Secret that the operator creates.
     Created(CreatedSecret),
     /// The hashes of the values that `secretRef` and `previousSecretRef` name, or why a value cannot be used.
-    /// `previous` is `None` if the field is not set.
+    /// `previous` is `None` if `previousSecretRef` is not set.
     Own { current: Result<String, FieldError>, previous: Option<Result<String, FieldError>> },
     /// The key set that `jwksRef` names, or why it cannot be used.
     Keys(Result<String, FieldError>),

@@ -285,7 +285,8 @@ impl PodStates {
         }
     }
 
-    /// Records that there is no stream to the pod at the moment: it was cut, or did not begin. It will be opened again.
+    /// Records that there is no stream to the pod at the moment: the stream was cut, or could not be opened. The
+    /// monitor opens it again.
     pub(super) fn record_disconnect(&mut self, uid: &str, stream: &CancellationToken) {
         if let Some(pod) = self.pods.pod_of_stream(uid, stream) {
             pod.is_connected = false;

@@ -86,8 +86,8 @@ impl Pods {
             let rejection = reported.and_then(|reported| reported.rejected.as_ref());
             let rejection = rejection.filter(|rejection| is_wanted(rejection.revision));
             // A pod can serve one of several revisions and reject a later one. In this case, the pod counts as serving.
-            // For a single revision, a rejection counts, even if the pod also reports the revision: it does so if the
-            // App is deleted, and the database rejects the deletion of its users or the release of its appID.
+            // For a single revision, a rejection counts, even if the pod also reports the revision: a pod does both if
+            // the App is deleted, and the database rejects the deletion of its users or the release of its appID.
             if let Some(rejection) = rejection.filter(|_| !is_served || revisions.len() == 1) {
                 rejected.get_or_insert((name, rejection));
             } else if is_served {

@@ -65,7 +65,7 @@ impl Releases {
         self.under_way.lock().get(id).is_some_and(|progress| progress.asking)
     }
 
-    /// Returns for how long requests can still run that began before the users of their App were deleted. They can run
+    /// Returns how much longer the requests that began before the deletion of their App's users can run. They can run
     /// for `drain`, counted from the first call with this revision. Returns `None` when this time is over.
     pub(crate) fn request_drain_left(&self, id: &AppId, revision: &Revision, drain: Duration) -> Option<Duration> {
         let mut deleted = self.deleted.lock();

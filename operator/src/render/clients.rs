@@ -159,7 +159,7 @@ impl ClientRenderer<'_> {
         clients
     }
 
-    /// Returns the Clients that refer to the App, in the order of file names and of positions in the files.
+    /// Returns the Clients that refer to the App, ordered by file name and by position in the file.
     fn consider(&self, validated: &ValidatedApp) -> Vec<Considered<'_>> {
         let is_of_app = |manifest: &&ClientManifest| {
             let app = manifest.app.as_ref();

@@ -190,7 +190,8 @@ struct ClientSecretFile {
     annotations: BTreeMap<String, String>,
 }
 
-/// Returns the secret of a Client, or `None` if the file does not exist. `client` is its namespace and name.
+/// Returns the secret of a Client, or `None` if the file does not exist. `client` consists of the namespace and the
+/// name of the Client.
 pub(crate) fn read_client_secret(folder: &Path, client: &ClientId) -> Result<Option<SecretContents>, KeyFileError> {
     let bytes = match fs::read(client_secret_path(folder, client)) {
         Ok(bytes) => bytes,

@@ -48,8 +48,8 @@ pub(crate) struct ClientIndex {
 /// What is known of a Client that cannot be decoded.
 #[derive(Clone, Debug, Default)]
 struct Undecodable {
-    /// The App that the Client named when it could be decoded. `None`: it could not be decoded since the start of the
-    /// operator.
+    /// The App that the Client named when it could be decoded. `None`: the operator has never decoded the Client since
+    /// its start.
     app: Option<NamespacedName>,
     /// The references that the Client had when it could be decoded.
     references: ClientReferences,
@@ -86,14 +86,13 @@ impl ClientIndex {
         named.or_else(|| self.undecodable.lock().get(client)?.app.clone())
     }
 
-    /// Whether the App of any Client is not known, because the Client could not be decoded since the start of the
-    /// operator.
+    /// Whether there is a Client without a known App: one that the operator has never decoded since its start.
     pub(crate) fn has_clients_without_app(&self) -> bool {
         self.undecodable.lock().values().any(|client| client.app.is_none())
     }
 
-    /// Records the App of a Client that could not be decoded since the start of the operator. Does nothing if the App
-    /// of the Client is known.
+    /// Records the App of a Client that the operator has never decoded since its start. Does nothing if the App of the
+    /// Client is known.
     pub(crate) fn record_app(&self, client: &NamespacedName, app: &NamespacedName) {
         let mut undecodable = self.undecodable.lock();
         let Some(known) = undecodable.get_mut(client).filter(|known| known.app.is_none()) else { return };

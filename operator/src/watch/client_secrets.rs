@@ -110,7 +110,8 @@ impl ClientSecrets {
         true
     }
 
-    /// Records that a Secret of this name has another type. Returns whether the record changed.
+    /// Records that the Secret of this name does not have the type of a Client's Secret. Returns whether the record
+    /// changed.
     pub(crate) fn record_foreign(&self, name: &NamespacedName) -> bool {
         self.0.lock().secrets.insert(name.clone(), KnownSecret::Foreign) != Some(KnownSecret::Foreign)
     }

@@ -38,7 +38,7 @@ struct EncodedClient<'a> {
     resource_version: Option<Cow<'a, str>>,
     #[serde(rename = "g", skip_serializing_if = "Option::is_none")]
     generation: Option<i64>,
-    /// Like `deleted`, in seconds since the Unix epoch. The times in the metadata of an object are whole seconds.
+    /// In seconds since the Unix epoch, like `deleted`. The times in the metadata of an object are whole seconds.
     #[serde(rename = "c", skip_serializing_if = "Option::is_none")]
     created: Option<i64>,
     #[serde(rename = "d", skip_serializing_if = "Option::is_none")]

@@ -15,6 +15,7 @@ use super::index::NamespacedName;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ClientChange {
     pub(crate) client: NamespacedName,
+    /// The App of the Client. The name is empty if the App is not known.
     pub(crate) app: NamespacedName,
 }
 
@@ -31,7 +32,7 @@ struct Waiting {
     by_namespace: HashMap<String, NamespaceChanges>,
     /// The namespaces with waiting changes, in the order of their next turns.
     turns: VecDeque<String>,
-    /// All waiting changes, and whether each is a deletion. After a burst, a hash map would keep its memory.
+    /// All waiting changes, and whether each is a deletion. Not a hash map, which would keep its memory after a burst.
     all: BTreeMap<Arc<ClientChange>, bool>,
 }
 

@@ -55,7 +55,7 @@ impl App {
         // The pages and the clients are moved out of the document, because a second copy of them would need much memory
         // for 10,000 Apps.
         let pages = doc.pages.take().map(|pages| Box::new(PagesSettings::new(*pages)));
-        // Clients need the pages, on which users log in.
+        // Without pages, the App has no clients: their users log in on the pages.
         let rendered = std::mem::take(&mut doc.clients);
         let clients = if pages.is_some() { Clients::new(rendered)? } else { Clients::default() };
         Ok(Self { doc, revision, keys, password, webhooks, pages, clients })

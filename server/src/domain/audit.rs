@@ -50,8 +50,8 @@ pub enum EventKind {
     SessionsEnded,
     /// The previous refresh token was used after its grace period.
     RefreshLate,
-    /// A refresh token older than the previous one was used, or the previous one was used after its grace period too
-    /// often. The session was ended.
+    /// A refresh token older than the previous one was used, or the previous one was used too often after its grace
+    /// period. The session was ended.
     RefreshStolen,
     IdentityLinked,
     IdentityUnlinked,

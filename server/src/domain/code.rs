@@ -15,7 +15,7 @@ use super::{
 };
 
 /// The number of symbols of a code. Ten symbols are 50 random bits. With the default limit of ten wrong codes per
-/// minute and client, nobody can guess a code (specification: Sessions and tokens, Codes).
+/// minute and client address, nobody can guess a code (specification: Sessions and tokens, Codes).
 const CODE_SYMBOLS: usize = 10;
 /// Crockford's alphabet: no I, L, O or U.
 const ALPHABET: &[u8; 32] = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ";
@@ -65,7 +65,7 @@ impl Code {
         Self(env.random_bytes::<CODE_SYMBOLS>().map(|byte| ALPHABET[usize::from(byte & 31)]))
     }
 
-    /// Parses a code as users type it: case, hyphens and white space do not matter; O is 0, I and L are 1.
+    /// Parses a code as users type it: case, hyphens and white space do not matter; O is read as 0, I and L as 1.
     pub fn parse(input: &str) -> Result<Self, MalformedCode> {
         let mut symbols = [0; CODE_SYMBOLS];
         let mut length = 0;

@@ -81,8 +81,8 @@ pub struct GroupsChange {
     pub user: UserId,
     /// The groups after the change.
     pub groups: UserGroups,
-    /// The outbox row. If the request cannot write the groups to Redis, the outbox worker does so later because of this
-    /// row.
+    /// The id of the outbox row. If the request cannot write the groups to Redis, the outbox worker does so later
+    /// because of this row.
     pub outbox_row: Uuid,
 }
 

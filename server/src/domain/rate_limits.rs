@@ -186,9 +186,9 @@ pub fn token_requests(app: &App, openid_client: &OpenIdClient, client: ClientAdd
     }]
 }
 
-/// Returns the rate limit on failed authentications of a client from one client address. Checked before the secret, and
-/// acquired after a failure. All unknown clients are counted together, so that invented ids need no memory
-/// in Redis.
+/// Returns the rate limit on failed authentications of a client from one client address. Checked before the
+/// credentials, and acquired after a failure. All unknown clients are counted together, so that invented ids need no
+/// memory in Redis.
 pub fn client_failures(app: &App, openid_client: Option<&OpenIdClient>, client: ClientAddress) -> Vec<RateLimitCheck> {
     let suffix = openid_client.map_or_else(String::new, |openid_client| format!(" {}", openid_client.uid));
     per_client(app, ClientLimitName::ClientFailuresPerClientAddress, client, &suffix)

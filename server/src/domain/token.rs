@@ -173,8 +173,8 @@ pub fn verify_any_access_token(app: &App, now: OffsetDateTime, token: &str) -> O
     let mut validation = Validation::new(key.algorithm);
     validation.set_issuer(&[app.doc.issuer.as_str()]);
     validation.set_required_spec_claims(&["iss", "aud", "sub", "exp"]);
-    // Both are checked below: the accepted audience depends on whether the token is of a client, and the expiry is
-    // compared with the time that was passed in.
+    // The audience and the expiry are checked below: the accepted audience depends on whether the token is of a client,
+    // and the expiry is compared with `now`, not with the clock of the machine.
     validation.validate_aud = false;
     validation.validate_exp = false;
     let claims = jsonwebtoken::decode::<AccessClaims>(token, &key.decoding, &validation).ok()?.claims;
@@ -291,7 +291,7 @@ impl RefreshToken {
             .map_err(|_| RefreshTokenError::Invalid)?;
         let generation = u64::from_be_bytes(body[36..].try_into().map_err(|_| RefreshTokenError::Invalid)?);
         // A session accepts the token of its own generation and, within limits, the token of the generation before.
-        // Therefore no token can have the generation of a browser session or the one before.
+        // Therefore no token can have the generation of a browser session or the generation before that.
         if generation >= NO_REFRESH_TOKEN - 1 {
             return Err(RefreshTokenError::Invalid);
         }

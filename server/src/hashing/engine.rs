@@ -73,8 +73,9 @@ impl Argon2Engine {
         let HashClass::Argon2(class) = hash.class() else {
             return foreign::verify(password.expose_as_sent(), hash, firebase);
         };
-        // Latchkey hashes a password in NFC; other services hash it as the client sends it. A hash with parameters that
-        // Latchkey can use, other than the current ones, may come from either, so both forms are tried.
+        // Latchkey hashes a password in NFC; other services hash it as the client sends it. If a hash does not have the
+        // current parameters, but other parameters that Latchkey can use, it may come from Latchkey or from another
+        // service, so both forms are tried.
         let texts = [password.expose(), password.expose_as_sent()];
         let texts = if class == self.native || texts[0] == texts[1] {
             &texts[..1]

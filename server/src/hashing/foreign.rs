@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn published_vectors_match() {
+    fn passwords_match_their_published_hashes() {
         let mut engine = engine();
         let mut matches = |password: &str, hash: &str| {
             assert!(ParsedHash::parse(hash).is_ok(), "{hash}");

@@ -91,7 +91,7 @@ pub(super) enum PushOutcome<T> {
     Queued,
     /// The new job is queued, and this job of another owner ([`FairQueue::displaced_owner`]) was removed for it.
     Displaced(T),
-    /// There is no slot. Either the queue is full and no other owner must lose a job for it
+    /// There is no slot. Either the queue is full and there is no other owner from which it takes a slot
     /// ([`FairQueue::displaced_owner`]), or the queue is at least half full and the client address already has two
     /// waiting jobs.
     Refused(T),
@@ -726,7 +726,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_whose_jobs_had_to_wait_gets_at_most_half_a_second_of_credit() {
+    fn a_queue_with_jobs_that_had_to_wait_gets_at_most_half_a_second_of_credit() {
         let mut queue = Queue::new(1000);
         for number in 0..150 {
             queue.push(&only_app_owner("imported", 1), HEAVY, JOB, number);

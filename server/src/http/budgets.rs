@@ -42,8 +42,8 @@ const PROXY_HEADS_DIVISOR: usize = 2;
 /// from outside the cluster cannot use these connections.
 const ADMIN_DIVISOR: usize = 8;
 /// Held refusals (error responses that are delayed) can use at most half of the public connections, because over HTTP/1
-/// a held refusal occupies its connection. The other half stays for requests that are not refused. This holds even
-/// behind proxies, although their connections are not limited per address.
+/// a held refusal occupies its connection. The other half stays for requests that are not refused. This is also true if
+/// all connections come from trusted proxies, which have no limit per address.
 const HELD_REFUSALS_DIVISOR: usize = 2;
 /// A smaller memory limit is replaced by this number of bytes. Only tests have a smaller limit.
 const MIN_MEMORY: u64 = 64 << 20;
@@ -62,8 +62,8 @@ const MAX_CONNECTIONS: usize = 10_000;
 const HTTP2_CONNECTION_SLOTS: u32 = 5;
 
 /// The cost of a connection includes a request of up to this size (header fields and body together), in bytes. An
-/// ordinary login is smaller than 2 KiB, so it needs nothing from the budget of request bytes. An attacker can exhaust
-/// that budget.
+/// ordinary login is smaller than 2 KiB, so it needs nothing from the budget of request bytes. It works even while an
+/// attacker exhausts that budget.
 const ALLOWANCE: usize = 8 * 1024;
 /// Cost of each additional concurrent request on an HTTP/2 connection, in bytes: its tasks and [`ALLOWANCE`].
 const FURTHER_REQUEST_COST: usize = 16 * 1024;

@@ -36,8 +36,8 @@ use crate::{
 #[doc(hidden)]
 pub mod fuzzing;
 
-/// `Retry-After` while a client's Secret, ConfigMap or key is missing. Once it exists, the operator publishes a new
-/// document within seconds.
+/// `Retry-After` while a client's Secret, ConfigMap or key is missing. Somebody must create the missing object first.
+/// Then the operator publishes a new document within seconds.
 const MISSING_KEY_RETRY: Duration = Duration::from_secs(60);
 /// `Retry-After` while no key for the algorithm of the ID token is Active yet.
 const FIRST_KEY_RETRY: Duration = Duration::from_secs(5);

@@ -255,8 +255,8 @@ impl Problem {
         Self::new(ErrorCode::ProviderNotFound, "the App has no provider of this name")
     }
 
-    /// The 400 if a browser's request names an unknown client. A client that fails to authenticate gets a 401 with the
-    /// same code.
+    /// The 400 for a browser that sends the ID of an unknown client. A client that fails to authenticate itself gets a
+    /// 401 with the same code.
     pub fn client_not_found() -> Self {
         Self::new(ErrorCode::InvalidClient, "the App has no such client")
             .with_status(ErrorCode::InvalidRequest.status())

@@ -147,9 +147,9 @@ fn has_page(app: &App, route: PageRoute) -> bool {
     app.pages.is_some() && (app.has_clients() || !route.needs_clients())
 }
 
-/// Hides the paths and methods for clients, unless the App exists and has clients.
+/// Hides the paths and methods that only clients need, unless the App exists and has clients.
 fn only_with_clients(found: Lookup<Route>) -> Lookup<Route> {
-    /// The methods of *userinfo* without clients.
+    /// The methods of *userinfo* in an App without clients.
     const USERINFO: &str = "GET, HEAD, OPTIONS";
     let has_clients = |app: &Option<Arc<App>>| app.as_ref().is_some_and(|app| app.has_clients());
     match found {

@@ -48,12 +48,12 @@ impl Quota {
         Arc::new(Self { total, per_client, per_site, state: Mutex::default() })
     }
 
-    /// A permit that has no units yet and can grow. Without a client address, only the total applies.
+    /// A permit that has no units yet and can grow. Without a client address, only the limit `total` applies.
     pub fn empty_permit(self: &Arc<Self>, client: Option<ClientAddress>) -> QuotaPermit {
         QuotaPermit { quota: Arc::clone(self), client, units: 0 }
     }
 
-    /// Acquires units: all of them or none. Without a client address, only the total applies.
+    /// Acquires units: all of them or none. Without a client address, only the limit `total` applies.
     ///
     /// # Errors
     ///

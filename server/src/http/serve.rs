@@ -87,7 +87,7 @@ pub async fn serve(listener: TcpListener, service: Service, drain: Drain) {
         sleep(drain.delay).await;
     });
     loop {
-        // The requests that are being handled run first, so that a flood of connections cannot starve them.
+        // Let the tasks of running requests run first, so that a flood of connections cannot starve them.
         yield_now().await;
         let accepted = tokio::select! {
             biased;
@@ -112,7 +112,8 @@ pub async fn serve(listener: TcpListener, service: Service, drain: Drain) {
             debug!(listener = service.listener(), client = %peer, "a client has its maximum number of connections");
             continue;
         };
-        // Responses are small and written in one piece. Waiting until a packet is full would only delay them.
+        // Send a packet before it is full: responses are small and written in one piece, so waiting would only delay
+        // them.
         if let Err(error) = stream.set_nodelay(true) {
             debug!(%error, "TCP_NODELAY could not be set");
         }

@@ -25,8 +25,8 @@ impl OutboundProxy {
         Self::new(&get(["HTTPS_PROXY", "https_proxy"]), &get(["NO_PROXY", "no_proxy"]))
     }
 
-    /// Parses the two values. An empty `url` means no proxy. `no_proxy`: IP addresses, networks and host names,
-    /// separated by commas. A host name includes its subdomains.
+    /// Parses the values of `HTTPS_PROXY` (`url`) and `NO_PROXY`. An empty `url` means no proxy. `no_proxy`: IP
+    /// addresses, networks and host names, separated by commas. A host name includes its subdomains.
     pub fn new(url: &str, no_proxy: &str) -> Result<Self, InvalidProxyUrl> {
         if url.is_empty() {
             return Ok(Self(None));

@@ -129,7 +129,7 @@ impl Branding {
     }
 }
 
-/// The value of `v` in the path of a file.
+/// The hash in the path of a file: the value of its query parameter `v`. Empty if the path has none.
 fn version(path: &str) -> &str {
     path.rsplit_once("?v=").map_or("", |(_, version)| version)
 }

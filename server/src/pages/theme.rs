@@ -178,7 +178,8 @@ impl Rgb {
             .unwrap_or(self)
     }
 
-    /// The color of a button under the mouse pointer. It has more contrast with the text of the button.
+    /// The color of a button under the mouse pointer: mixed with white if the text of the button is black, otherwise
+    /// with black, so that the text does not lose contrast.
     fn hover_color(self) -> Self {
         self.mix(if self.text_color() == BLACK { WHITE } else { BLACK }, 12)
     }

@@ -97,9 +97,9 @@ impl<T: MemorySize + Send + Sync + 'static> DocumentCache<T> {
         }
     }
 
-    /// Returns a newer document than `stale`, in which the caller did not find what it needs. Returns `None` if the
-    /// fetch fails. Also returns `None`, without a fetch, if the last fetch of a newer document has ended, but began
-    /// less than [`RETRY_INTERVAL`] ago.
+    /// Returns a document that is newer than `stale`. `stale` is the copy that lacks what the caller needs. Returns
+    /// `None` if the fetch fails. Also returns `None`, without a fetch, if the last fetch of a newer document has
+    /// ended, but began less than [`RETRY_INTERVAL`] ago.
     pub(super) async fn get_newer(
         &self,
         url: &str,

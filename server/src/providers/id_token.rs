@@ -64,7 +64,7 @@ pub struct KeySet(Vec<VerificationKey>);
 #[derive(Debug)]
 struct VerificationKey {
     id: Option<String>,
-    /// The only algorithm for the key, if the key names one.
+    /// The algorithm that the key names. If it names one, the key verifies no signature of another algorithm.
     algorithm: Option<String>,
     decoding: DecodingKey,
     /// Microsoft: the issuer for which the key signs.
@@ -699,7 +699,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nonce_must_match_the_flow() {
+    fn the_nonce_must_match_the_flow_or_the_login_request() {
         for nonce in [json!(null), json!("other"), json!(""), json!(7), json!("N")] {
             assert_eq!(validate(json!({ "nonce": nonce }), FLOW), Some(InvalidProviderToken::Nonce), "{nonce}");
         }

@@ -56,9 +56,9 @@ use metrics::Metrics;
 use permits::{Permits, SharedProviderKey};
 
 /// Bounds on the JSON of a provider's response and of a token's claims. Regular documents are smaller: a list of 100
-/// email addresses has about 900 values, a discovery document 400, and the claims of a user in 500 groups 600. Within
-/// these bounds, the parsed JSON takes less than 2 MiB in addition to its text. No parsed JSON is kept across an
-/// `await`, so each thread keeps at most one parsed document at a time.
+/// email addresses has about 900 values, a discovery document has about 400 values, and a token that lists 500 groups
+/// has about 600 values. Within these bounds, the parsed JSON takes less than 2 MiB in addition to its text. No parsed
+/// JSON is kept across an `await`, so each thread keeps at most one parsed document at a time.
 pub const RESPONSE_BOUNDS: Bounds = Bounds { depth: 16, values: 2000 };
 
 /// Settings of the installation that apply to the providers of all Apps.

@@ -15,12 +15,13 @@ use crate::domain::{
 /// responses of all operations take at most 24 MiB in total.
 const MAX_PER_SERVER: usize = 128;
 /// Maximum number of permits of one namespace: half of all permits, in case all its Providers hang. A namespace gets a
-/// further permit only if the server has more free permits than the namespace holds: if the Providers of seven
-/// namespaces hang, an eighth namespace still gets a permit.
+/// further permit only if the server has more free permits than the namespace holds. So even while the Providers of
+/// seven namespaces hang, an eighth namespace gets a permit.
 const MAX_PER_NAMESPACE: usize = 64;
 /// Maximum number of permits of one Provider (specification: Limits, Provider calls). A Provider gets a further permit
-/// only if its namespace has more free permits than the Provider holds: if five Providers hang, a sixth Provider still
-/// gets a permit. The method is from Choudhury and Hahne, Dynamic Queue Length Thresholds, 1998.
+/// only if its namespace has more free permits than the Provider holds. So even while five Providers of a namespace
+/// hang, its sixth Provider gets a permit. The method is from Choudhury and Hahne, Dynamic Queue Length Thresholds,
+/// 1998.
 const MAX_PER_PROVIDER: usize = 32;
 /// Maximum number of permits of one client address at one Provider. At 300 ms per login, one client address can make 13
 /// logins per second.

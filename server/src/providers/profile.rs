@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn only_small_parts_of_a_large_response_are_kept() {
+    fn values_that_are_too_long_are_not_kept_and_do_not_count_as_missing() {
         let claims = json!({ "claims": { "email": "email", "emailVerified": "email_verified", "name": "name" } });
         let settings = test_settings("oidc", claims);
         let client = test_client(&settings).unwrap();
@@ -441,7 +441,7 @@ mod tests {
         assert!(statement.subject.is_none() && statement.sub.is_none());
         assert!(matches!((&statement.email, &statement.name), (ClaimValue::Invalid, ClaimValue::Invalid)));
         assert!(client.mapping.verified_identity("a".to_owned(), &[&statement]).is_none());
-        // Values that are present but unusable do not count as missing: no other source is asked for them.
+        // Values that are present but unusable do not count as missing, so no other source is read for them.
         assert!(!client.mapping.has_missing_claims(&statement));
         assert!(
             client

@@ -180,7 +180,8 @@ fn token_check_request<'a>(
             token: TokenLocation::Form("token"),
             authentication: match endpoints.authentication {
                 AuthType::RequestBody => CheckAuthentication::Form,
-                // `AuthType` is non-exhaustive. Every authorization server must support Basic (RFC 6749, 2.3.1).
+                // `AuthType` is non-exhaustive, so a default is needed. Every authorization server must support Basic
+                // (RFC 6749, 2.3.1).
                 _ => CheckAuthentication::Basic,
             },
             valid_member: Some("active"),

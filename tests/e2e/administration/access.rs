@@ -54,8 +54,8 @@ pub(super) const CALLS: [ApiCall; 23] = [
     call("POST", "dead-letters/retry", Some(r#"{"ids":["{ID}"]}"#), 200, &["runs"]),
 ];
 
-/// The calls for pull webhooks. The webhook `unknown` does not exist. The server reports this error before a missing
-/// right.
+/// The calls for pull webhooks. The webhook `unknown` does not exist. The server reports this before a missing right,
+/// so every role gets 404.
 const PULL_CALLS: [ApiCall; 2] = [
     call("GET", "webhooks/unknown/events", None, 404, &["asks", "reads", "imports", "runs"]),
     call(

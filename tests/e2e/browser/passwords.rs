@@ -95,7 +95,8 @@ async fn each_password_field_has_its_own_button() {
 
 #[tokio::test]
 async fn the_button_is_large_and_neither_moves_other_elements_nor_covers_text() {
-    // The button must be inside the padding of its field. `isCut` compares two rounded widths.
+    // The button must be inside the padding of its field. The browser rounds both widths in `isCut`, so a difference of
+    // one pixel does not mean that the text is cut.
     let check = format!(
         "const button = document.querySelector('{BUTTON}');
          const field = button.previousElementSibling;

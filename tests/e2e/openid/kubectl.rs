@@ -179,7 +179,8 @@ impl KubectlTest {
         self.provider.browser().unwrap()
     }
 
-    /// Waits until the API server accepts the provider's tokens. It reads the provider's keys after its start.
+    /// Waits until the API server accepts the provider's tokens. Before that, the API server must read the provider's
+    /// keys, which it does within 10 s after its start.
     async fn wait_until_trusted(&self, home: &Home) {
         eventually_ok("the API server trusts the provider", LIMIT, || async {
             let (succeeded, output) = self.kubectl(home, None, &["auth", "whoami"]).await;
@@ -254,7 +255,8 @@ async fn kubectl_works_with_a_rotated_client_secret() {
     for secret in [&old, &new] {
         let home = Home::new();
         test.write_kubeconfig(&home, Some(secret));
-        // The first call logs in. It is possible that the API server does not trust the provider yet.
+        // The first call logs in. It can fail, because it is possible that the API server does not trust the provider
+        // yet.
         test.kubectl(&home, Some(&member), &["auth", "whoami"]).await;
         test.wait_until_trusted(&home).await;
         let (succeeded, output) = test.kubectl(&home, None, &["get", "configmap", "settings"]).await;

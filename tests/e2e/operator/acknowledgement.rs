@@ -184,8 +184,8 @@ async fn rollouts_scaling_and_a_change_of_leader_cause_no_writes() {
     let written: Vec<_> = events
         .iter()
         .filter(|event| event.is_write() && by_operators(&event.credential) && event.name.contains(app.id()))
-        // Ignores Events, because the Event about the first Ready can come after `mark`. This hides nothing: the
-        // operator writes the status before any other Event, and that write would be in the list.
+        // Ignores Events, because the operator can write the Event that the App is Ready after `mark`. This hides
+        // nothing: before any other Event, the operator writes the status, and that write would be in the list.
         .filter(|event| event.resource != "events")
         .collect();
     assert!(written.is_empty(), "{written:#?}");

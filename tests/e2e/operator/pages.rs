@@ -140,7 +140,7 @@ async fn logo_and_texts_follow_their_config_maps() {
     assert_eq!(pages["theme"]["logo"], json!({ "contentType": "image/svg+xml", "data": STANDARD.encode(SVG) }));
     assert_eq!(pages["texts"], json!({ "de": { id: "Hallo" } }));
 
-    // A PNG is binary. Only its signature counts here.
+    // A PNG image is binary, so it is in `binaryData`. The first eight bytes (the signature) are enough for this test.
     let png = STANDARD.encode(b"\x89PNG\r\n\x1a\n");
     let maps: Api<ConfigMap> = Api::namespaced(install.admin(), install.tenant());
     maps.delete("brand", &DeleteParams::default()).await.unwrap();

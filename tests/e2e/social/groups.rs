@@ -88,7 +88,8 @@ async fn each_login_replaces_the_groups_of_the_provider() {
     );
     assert_eq!(social.test_app.query_number(&detail).await, 1);
 
-    // A login with a token from the provider is a login, too. Its claims have no groups.
+    // A login with a provider's token also replaces the groups. The provider reports no groups for this person, so no
+    // membership is left.
     social.log_in_by_token(&grace()).await.expect(StatusCode::OK);
     assert!(social.memberships().await.is_empty());
     assert!(social.test_app.groups_in_redis(&user).await.unwrap().is_empty());

@@ -154,7 +154,7 @@ async fn a_rename_leaves_a_row_that_propagates_the_profile_if_the_request_does_n
 }
 
 #[tokio::test]
-async fn no_change_applies_at_another_epoch_or_to_a_disabled_user_and_few_apply_to_an_unverified_user() {
+async fn no_change_applies_at_another_epoch_or_to_a_disabled_user_and_most_do_not_apply_to_an_unverified_user() {
     let fixture = Fixture::new().await;
     let (stores, app) = (&fixture.stores, &fixture.app);
     let user = create_verified_user(&fixture, "ada@example.com").await;
@@ -364,7 +364,7 @@ async fn the_profile_of_a_deleted_user_does_not_return() {
     let epoch_change = |epoch| EpochChange { user, epoch: Epoch(epoch), kept_session: None };
     stores.raise_epoch(app, &epoch_change(2), Some(&profile(2))).await.unwrap();
     stores.raise_epoch(app, &epoch_change(3), None).await.unwrap();
-    // An earlier rename is propagated late.
+    // An earlier rename and an earlier epoch change reach Redis only after the deletion.
     stores.store_profile(app, user, &profile(4)).await.unwrap();
     stores.raise_epoch(app, &epoch_change(2), Some(&profile(3))).await.unwrap();
     let mut redis = latchkey_tests::redis::Redis::shared().await.connect().await.unwrap();

@@ -386,7 +386,7 @@ async fn an_old_document_does_not_release_a_recreated_app() {
     register_user(&fixture, 0).await.unwrap();
     fixture.execute("DELETE FROM users; DELETE FROM outbox; DELETE FROM audit_events").await;
 
-    // Now the App is released before it is recreated: its next claim gets the appID.
+    // Now the App is released first, and then recreated again. The claim of the recreated App gets the appID.
     assert_eq!(release_app(&fixture.stores, &recreated).await, ReleaseOutcome::Freed);
     let next_claim = OwnershipClaim { handover: 2, ..old_claim.clone() };
     assert_eq!(claim_app(&fixture, &next_claim).await, ClaimOutcome::Held);

@@ -237,8 +237,8 @@ async fn expired_foreign_hashes_are_removed_with_an_event() {
     assert_eq!(fixture.count(events).await, 2);
     assert_eq!(fixture.count(&format!("{events} AND user_id = '{}'", users[0])).await, 1);
 
-    // After the import of this hash, the installation chose its parameters. So the hash counts as the installation's
-    // own.
+    // After the import of this hash, the installation chooses the parameters of the hash for its own hashes. So the
+    // hash counts as one of its own.
     let stronger = NATIVE.replace("t=2", "t=3");
     set_hash(&fixture, users[0], &stronger).await;
     let class = "argon2id$v=19$m=19456,t=3,p=1";

@@ -50,7 +50,7 @@ async fn a_limit_is_exact_and_its_refusal_names_the_window() {
 }
 
 #[tokio::test]
-async fn checking_a_limit_counts_no_use() {
+async fn checking_a_limit_does_not_count_as_a_use() {
     let fixture = Fixture::new().await;
     let check = [a_check("192.0.2.1", &[(2, 60), (3, 600)])];
     for _ in 0..2 {

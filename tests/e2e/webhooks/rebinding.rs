@@ -41,7 +41,7 @@ async fn an_event_is_sent_to_the_address_that_was_checked_and_never_to_a_private
     let dir = process::fresh_dir("rebinding");
     let (library, log) = (build_library(&dir), dir.join("log"));
     let receiver = WebhookReceiver::start().unwrap();
-    // The next event needs another connection, and so another lookup.
+    // This response closes the connection, so the next event needs another connection and another lookup.
     receiver.script([Reply::status(204).with_header("connection", "close")]);
     let url = format!("http://{HOST}:{}/hook", receiver.addr().port());
     let builder = Stack::builder()

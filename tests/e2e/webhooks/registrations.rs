@@ -21,7 +21,7 @@ const WEBHOOKS: i64 = 8;
 const DELETION_LIMIT: Duration = Duration::from_secs(120);
 
 /// Records each row that is written to the queue, because the server deletes rows at any time.
-const NOTE_ROWS: &str = "
+const RECORD_ROWS: &str = "
     CREATE TABLE written (due_at timestamptz NOT NULL);
     CREATE FUNCTION note_row() RETURNS trigger LANGUAGE plpgsql AS $$
     BEGIN
@@ -51,7 +51,7 @@ async fn a_repeated_registration_writes_as_many_events_as_a_new_one_and_nobody_g
     });
     let test = AdministrationTest::start_with(app, &[]).await;
     let test_app = &test.test_app;
-    test_app.sql(NOTE_ROWS).await;
+    test_app.sql(RECORD_ROWS).await;
     let written = || test_app.query_number("SELECT count(*) FROM written");
     let never_due = || test_app.query_number("SELECT count(*) FROM written WHERE due_at = 'infinity'");
 

@@ -149,7 +149,7 @@ async fn a_receiver_that_hangs_delays_neither_other_webhooks_nor_mails() {
     admin.create(&json!({ "email": EMAIL, "mail": "confirm" })).await;
     fast.wait_for_distinct(21).await;
     test.test_app.mail(EMAIL, 1).await;
-    // At most 16 requests are in flight. A 17th would have begun when the server gave up on the first.
+    // At most 16 requests are in flight. A 17th request would begin only after the server has given up on one of them.
     assert!(slow.events().len() <= 16, "{} requests: none has been given up yet", slow.events().len());
     assert!(slow.events().len() > 1, "several are in flight");
 

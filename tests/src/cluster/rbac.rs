@@ -77,7 +77,8 @@ impl Installation<'_> {
 // === impl Permission ===
 
 impl Permission {
-    /// Splits a rule into one rule for each resource, and removes the permission's verb from the rule for its resource.
+    /// Splits a rule into one rule for each resource, and removes the permission's verb from the rule for the
+    /// permission's resource.
     fn remove_from(&self, rule: &Value) -> Vec<Value> {
         let groups = texts(&rule["apiGroups"]);
         let rules = texts(&rule["resources"]).into_iter().filter_map(|resource| {

@@ -91,9 +91,9 @@ impl LocalProvider {
     }
 }
 
-/// The URL that starts a login with the local provider. At its end, the login redirects to `done_url` if the App allows
-/// this redirect URL. Prefers the App `shop`. `None` if no App has a login with this provider that a browser can
-/// complete without an application.
+/// The URL that starts a login with the local provider, at the App `shop` if possible. At its end, the login redirects
+/// to `done_url` if the App allows this redirect URL, and otherwise to the App's first redirect URL. `None` if no App
+/// has a login with this provider that a browser can complete without an application.
 pub(super) fn login_link(rendered: &Path, provider: SocketAddr, done_url: &str) -> Option<String> {
     let mut logins = logins(rendered, provider);
     logins.retain(|login| login.app.callback_mode != CallbackMode::Code && !login.app.redirect_urls.is_empty());

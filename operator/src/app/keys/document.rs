@@ -87,15 +87,15 @@ pub(crate) struct StoredHmacKey {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct KeyLifecycle {
-    /// The time since which every serving pod has known the key. `None`: some pod may not know the key yet, or the key
-    /// was Active from the start.
+    /// Since when every serving pod knows the key. `None`: some pod may not know the key yet, or the key was Active
+    /// from the start.
     #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
     pub(crate) published_at: Option<OffsetDateTime>,
     #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
     pub(crate) activated_at: Option<OffsetDateTime>,
     #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
     pub(crate) retired_at: Option<OffsetDateTime>,
-    /// Only for an Active key for ID tokens that no Client needs: the time since which no Client has needed it.
+    /// Only for an Active key for ID tokens that no Client needs: since when no Client needs it.
     #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
     pub(crate) unused_since: Option<OffsetDateTime>,
     /// The time by which every token and session that was created with the key has ended. `None`: some pod may still

@@ -626,7 +626,7 @@ fn a_document_has_the_lowest_format_that_its_app_needs() {
     let document = folders.document("shop").unwrap();
     assert_eq!((document.format, document.administrators.len(), document.importers.len()), (2, 1, 1));
     assert_eq!(document.importers[0].name, "loader");
-    // Servers that know only format 1 read the document, because `administrators` has no role that they do not know.
+    // Servers that know only format 1 can read the document, because `administrators` has only roles that they know.
     let with_importer = fs::read_to_string(folders.path("to/shop.json")).unwrap();
     assert!(!with_importer.contains("Importer"), "{with_importer}");
 

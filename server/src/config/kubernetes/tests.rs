@@ -144,7 +144,7 @@ impl TestApiServer {
     }
 
     fn watch(&self, apps: &Arc<Apps>) -> (WatchGuard, mpsc::UnboundedReceiver<Result<(), String>>) {
-        // Fails if another test has already installed a crypto provider, which does not matter.
+        // `install_default` fails if another test has already installed a crypto provider. That provider works, too.
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         let (sender, results) = mpsc::unbounded_channel();
         let config = kube::Config::new(format!("http://{}", self.address).parse().unwrap());
@@ -406,7 +406,7 @@ async fn a_silent_list_and_a_silent_watch_are_restarted() {
     ])
     .await;
     let timeouts = Timeouts { read: Duration::from_millis(600), list: Duration::from_millis(300) };
-    // Fails if another test has already installed a crypto provider, which does not matter.
+    // `install_default` fails if another test has already installed a crypto provider. That provider works, too.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let (sender, mut results) = mpsc::unbounded_channel();
     let config = kube::Config::new(format!("http://{}", server.address).parse().unwrap());

@@ -69,8 +69,9 @@ pub async fn export_user<S: UserAdministration + Sessions>(
     Ok(Some(UserExport { user: found, sessions, events, events_truncated }))
 }
 
-/// Records in the audit log that an export of all users begins or, if `after` is set, an export of the users after this
-/// one. `hashes`: whether the export contains password hashes. Called before the first line of the export is sent.
+/// Records in the audit log that an export begins: of all users or, if `after` is set, only of the users after that
+/// user. `hashes`: whether the export contains password hashes. Must be called before the first line of the export is
+/// sent.
 pub async fn record_export<S: UserAdministration>(
     admin: AdministratorCall<'_, S>,
     hashes: bool,

@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn removing_a_group_succeeds_if_another_call_deletes_it_in_the_meantime() {
+    async fn a_missing_group_is_an_error_only_in_the_first_batch() {
         let (outcome, propagated, _) =
             remove(0, [GroupRemoval::Partial(vec![groups_change(1)]), GroupRemoval::NotFound]).await;
         assert!(outcome.is_ok());

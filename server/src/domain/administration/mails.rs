@@ -32,7 +32,8 @@ pub async fn request_mail<S: UserAdministration + RateLimits>(
     if kind == MailKind::Invitation && found.password_hash.is_some() {
         return Ok(false);
     }
-    // The code of *confirm* goes to the pending address, if there is one.
+    // A confirmation code goes to the pending email address. If there is none, it goes to the email address of the
+    // account, if that address is unverified.
     let unconfirmed = found.pending_email.as_ref().or(found.email.as_ref().filter(|_| !found.email_verified));
     let address = if kind == MailKind::Confirm { unconfirmed } else { found.email.as_ref() };
     let Some(address) = address.filter(|_| !found.disabled) else { return Ok(false) };

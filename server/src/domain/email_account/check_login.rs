@@ -80,9 +80,10 @@ pub(in crate::domain) async fn check_login<S: Users + RateLimits + PasswordHashe
     };
     let unverified = call.app.doc.require_verified_email && !user.email_verified;
     if unverified && !user.disabled && call.app.doc.enumeration_protection == EnumerationProtection::Strict {
-        // A client can call *register* and then *login*. Any response to *login* other than the one to a wrong password
-        // would reveal whether the email address was known before. For the same reason, the permit of the limits on
-        // wrong passwords is not released.
+        // A client can call *register* and then *login* with the same password. If the email address was unknown
+        // before, the password is right. *login* must still respond as to a wrong password: any other response would
+        // reveal that the email address was unknown. For the same reason, the permit of the limits on wrong passwords
+        // is not released.
         count_refusal(RefusalKind::Login, Some(&user));
         return Err(LoginError::InvalidCredentials);
     }

@@ -46,8 +46,8 @@ impl<E: Into<CommonError>> From<E> for ConfirmError {
 /// A confirmation that was applied. The client has not got its session yet.
 pub(in crate::domain) struct AppliedConfirmation {
     pub(in crate::domain) user: User,
-    /// The client's session, if it continues after the confirmation. It has the user's new epoch: the confirmation has
-    /// raised the epoch.
+    /// The client's session, if this session continues after the confirmation. The confirmation has raised the epoch of
+    /// the user and of this session.
     pub(in crate::domain) kept_session: Option<Session>,
     /// The id of the session to open if no session continues. If the account was contested, only this session can set a
     /// password without the old one.

@@ -62,8 +62,8 @@ pub async fn reset_password<S: Users + Outbox + RateLimits + Codes + Sessions + 
         call.stores.release(call.app_id(), permit).await;
     }
     if matches!(outcome, Err(ResetPasswordError::InvalidCode)) {
-        // The lookup is done for every email address, known or not. If the lookup itself fails, the response is the
-        // same.
+        // The audit log counts the wrong code for the user with this email address. The lookup is done for every email
+        // address, known or not. If the lookup itself fails, the response is the same.
         let user = call.stores.user_by_email(call.app_id(), &email).await.ok().flatten();
         let account = Some(call.account_key(&email));
         let refusal = call.refusal(RefusalKind::PasswordReset, account, user.map(|user| user.id));

@@ -1,5 +1,5 @@
-//! The signer key and the salt separator of a Firebase project. A check of a Firebase hash needs both of them, and the
-//! salt and the parameters of the hash.
+//! The signer key and the salt separator of a Firebase project. A check of a Firebase hash needs both values in
+//! addition to the salt and the parameters of the hash.
 
 use std::{fmt, sync::Arc};
 

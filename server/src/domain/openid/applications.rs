@@ -1,4 +1,4 @@
-//! The applications of a user: the clients to which the user gave a stored consent, and those with a session that
+//! The applications of a user: the clients with a stored consent of the user, and the clients with a session that
 //! continues after the user logs out (specification: Authorization, Applications).
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -15,14 +15,14 @@ use crate::domain::{
     ports::{AuditLog, ClientSessions, Consents, StoreError},
 };
 
-/// A client with a consent, or with a session that continues after the user logs out.
+/// A client with a stored consent, or with a session that continues after the user logs out.
 #[derive(Clone, Debug)]
 pub struct Application {
     pub client_uid: String,
     /// `None` if the App no longer has the client. The consent and the sessions of the client are kept, and become
     /// valid again if the App has the client again.
     pub client: Option<Arc<OpenIdClient>>,
-    /// The client ID that is stored in a session.
+    /// The client ID that is stored in a session. `None` if the application has only a consent.
     stored_client_id: Option<String>,
     /// When the user last allowed the access or, without a stored consent, when the oldest session began.
     pub since: OffsetDateTime,

@@ -70,8 +70,8 @@ impl<E: Into<CommonError>> From<E> for ClientAuthenticationError {
 
 /// Authenticates the client of a request. `audiences` are the URLs that an assertion can name as `aud`.
 ///
-/// Failures are limited per client and client address. The limit is checked before the secret, but only a failure
-/// counts: otherwise a busy client with the right secret would reach the limit. Therefore attempts that are checked at
+/// Failures are limited per client and client address. The limit is checked before the credentials, but only a failure
+/// counts: otherwise a busy client with valid credentials would reach the limit. Therefore attempts that are checked at
 /// the same time can together exceed the limit.
 pub async fn authenticate_client<'a, S: RateLimits + ClientCodes>(
     call: Call<'a, S>,
@@ -88,7 +88,7 @@ pub async fn authenticate_client<'a, S: RateLimits + ClientCodes>(
     if let (Some(client), PresentedCredentials::None) = (client, presented.credentials)
         && client.is_public()
     {
-        // A public client has no secret to guess, so there is no limit on failures.
+        // A public client has no secret to guess, so the limit on failures does not apply. Only the request counts.
         count_request(call, client, count).await?;
         return Ok(client);
     }

@@ -92,8 +92,9 @@ pub async fn decide<'a, S: Groups + Consents>(
 }
 
 /// Like [`decide`], but also reads the session, and issues the code if the decision allows it. `session` is `None` if
-/// the browser has no cookie of a session. A request of a browser with a session counts in the rate limit on codes until
-/// the decision, and longer only if it gets a code. If the limit is reached, nothing is stored.
+/// the browser has no cookie of a session. Acquires the rate limit on codes before the decision, unless it is already
+/// certain that the user must log in. Releases the limit if no code is issued. If the limit is reached, nothing is
+/// stored.
 pub async fn authorize<S>(
     call: Call<'_, S>,
     attempt: AuthorizationAttempt<'_>,
@@ -102,7 +103,7 @@ pub async fn authorize<S>(
 where
     S: Groups + Consents + RateLimits + ClientCodes + PushedRequests + AuditLog,
 {
-    // A login that `prompt=login` demands and that the user has not made yet is needed whatever the session is.
+    // If `prompt=login` demands a login that the user has not made yet, the user must log in, whatever the session is.
     let is_login_certain = attempt.request.prompts.login && attempt.login.is_none();
     let Some(session) = session.filter(|_| !is_login_certain) else {
         return decide_and_issue(call, attempt, None, None).await;
@@ -126,7 +127,8 @@ where
     outcome
 }
 
-/// Issues the code if the decision and the rate limit allow it. `limited`: why the rate limit allows no code.
+/// Issues the code if the decision and the rate limit allow it. `limited`: the error to return if the decision allows
+/// the code but the rate limit does not.
 async fn decide_and_issue<S>(
     call: Call<'_, S>,
     attempt: AuthorizationAttempt<'_>,
@@ -203,13 +205,14 @@ fn needs_login(attempt: AuthorizationAttempt<'_>, session: &AuthenticatedSession
     (request.prompts.login || is_too_old) && !has_just_logged_in(attempt, session)
 }
 
-/// Whether the user made the last login of the session for this request. The time of the login alone does not show
-/// this: the user can have logged in for another purpose in the meantime.
+/// Whether the last login of the session was made for this request. The time of the login alone does not show this: the
+/// user can have logged in for another purpose in the meantime.
 fn has_just_logged_in(attempt: AuthorizationAttempt<'_>, session: &AuthenticatedSession) -> bool {
     attempt.login.is_some_and(|login| login.is_of(&session.session))
 }
 
-/// Whether the user is in an allowed group and, if the App requires it, has a verified email address.
+/// Whether the user has a verified email address, if the App requires one, and is in an allowed group, if the client
+/// has a list of allowed groups.
 async fn is_admitted<S: Groups>(
     call: Call<'_, S>,
     request: &AuthorizationRequest,

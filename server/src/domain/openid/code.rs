@@ -18,7 +18,7 @@ use crate::domain::{
     user::{Epoch, UserId},
 };
 
-/// How long a code can be exchanged (specification: OpenID provider, Token endpoint).
+/// The lifetime of a code, in seconds (specification: OpenID provider, Token endpoint).
 pub const CODE_SECONDS: i64 = 60;
 /// The prefix of codes. Secret scanners recognize leaked codes by it.
 pub const CODE_PREFIX: &str = "lka_";
@@ -95,7 +95,7 @@ pub enum Redemption {
     Unknown,
 }
 
-/// Issues a code, which the client can exchange for 60 seconds. The IP address and user agent of the call are those of
+/// Issues a code. The client must exchange it within 60 seconds. The IP address and user agent of the call are those of
 /// the browser.
 pub async fn issue_code<S: ClientCodes>(
     call: Call<'_, S>,

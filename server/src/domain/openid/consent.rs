@@ -22,8 +22,9 @@ pub enum ConsentReason {
     Interaction,
 }
 
-/// Whether the user must decide, and why. `has_just_logged_in`: whether the user made the last login for this request.
-/// Such a login shows that the user is present. That is enough for a program on the device, but it replaces no consent.
+/// Whether the user must decide, and why. `has_just_logged_in`: whether the last login of the session was made for this
+/// request. Such a login shows that the user is present, so [`ConsentReason::Interaction`] does not apply. It does not
+/// replace a consent.
 pub(super) async fn consent_reason<S: Consents>(
     call: Call<'_, S>,
     request: &AuthorizationRequest,

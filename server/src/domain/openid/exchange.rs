@@ -143,7 +143,8 @@ async fn prepare_session<S: Sessions + Groups>(
         needed_groups(call, client, user, id_token_claims(client, &grant)),
     )
     .await?;
-    // A change to the account, for example a new password, can keep the browser session and raise its epoch.
+    // A change to the account, for example a new password, can keep the browser session and raise its epoch. The code
+    // has the earlier epoch, so it is no longer valid.
     let live = live.filter(|live| live.session.epoch == epoch).ok_or(ClientExchangeError::InvalidGrant)?;
     if !client.allows(&groups) {
         return Err(ClientExchangeError::InvalidGrant);

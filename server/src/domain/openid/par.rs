@@ -103,7 +103,8 @@ pub async fn find_request<S: PushedRequests>(
 }
 
 /// Marks a pushed request as used, because a code will be issued for it. Only the first call returns true. Later calls
-/// return false even after the stored request has expired, because the `tx` of a browser is valid for longer.
+/// return false, also after the stored request has expired, because the `tx` in which a browser carries the request is
+/// valid for longer.
 pub async fn use_request<S: PushedRequests>(
     call: Call<'_, S>,
     client: &OpenIdClient,

@@ -94,8 +94,8 @@ pub(super) fn remaining_scopes(client: &OpenIdClient, granted: Scopes) -> Option
     (is_kept(ClientScope::OpenId) && is_kept(ClientScope::OfflineAccess)).then_some(remaining)
 }
 
-/// The requested scopes. `None` if one of them was not granted, or if no scope is requested. The session keeps `openid`
-/// and `offline_access` even if they are not requested.
+/// The requested scopes. `None` if one of them was not granted, or if no scope is requested. A request can leave out
+/// `openid` and `offline_access`: the session keeps them.
 fn narrowed_scopes(granted: Scopes, requested: &str) -> Option<Scopes> {
     let is_granted = |name: &str| {
         let scope = Scopes::parse_known(name);

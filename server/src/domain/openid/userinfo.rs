@@ -1,5 +1,5 @@
-//! *userinfo*: the claims about a user, for an access token of a client (OpenID Connect Core 1.0, 5.3). Needs no
-//! Postgres.
+//! *userinfo*: the claims about a user, for an access token of a client (OpenID Connect Core 1.0, 5.3). Reads Postgres
+//! only for the claim `groups`, and only if Redis does not have the groups of the user.
 
 use std::sync::Arc;
 

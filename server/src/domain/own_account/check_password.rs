@@ -11,8 +11,8 @@ use crate::domain::{
     user::User,
 };
 
-/// Acquires the rate limits of a login and checks the password. If `is_limit_acquired`, the request was already counted
-/// as a login, and only the rate limits on wrong passwords are acquired.
+/// Acquires the rate limits of a login and checks the password. If `is_limit_acquired` is set, the request was already
+/// counted as a login, and only the rate limits on wrong passwords are acquired.
 pub(in crate::domain) async fn check_password<S: RateLimits + PasswordHasher + AuditLog>(
     call: Call<'_, S>,
     user: &User,

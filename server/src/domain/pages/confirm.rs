@@ -151,7 +151,7 @@ fn confirm_error(error: ConfirmError) -> BrowserConfirmError {
     }
 }
 
-/// Converts the error of a password check. A password check returns only the last two variants below.
+/// Converts the error of a password check. A password check returns only `InvalidCredentials` and `Common`.
 fn password_error(error: OwnAccountError) -> BrowserConfirmError {
     match error {
         OwnAccountError::InvalidToken

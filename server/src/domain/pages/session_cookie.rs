@@ -14,10 +14,11 @@ const BODY_BYTES: usize = 8 + 4 + 16 + 16;
 /// The length of the text: body and HMAC in base64url.
 const CHARS: usize = 80;
 /// The maximum time by which a cookie can be older than the latest login of its session. Two tabs can log in at the
-/// same time, and the browser keeps only one of the two cookies.
+/// same time: the browser then keeps only one of the two cookies, which can be the older one.
 const MAX_AGE_AT_LOGIN: Duration = Duration::MINUTE;
-/// The maximum age at which a cookie with an unknown key can still become valid. Servers get a new key within seconds
-/// of each other. An older cookie belongs to an earlier App with this appID.
+/// The maximum age of a cookie with an unknown key at which the browser must try again, because this server may get the
+/// key soon. Servers get a new key within seconds of each other, so an older cookie belongs to an earlier App with this
+/// appID.
 const MAX_AGE_WITH_UNKNOWN_KEY: Duration = Duration::minutes(5);
 
 /// The content of a session cookie with a valid HMAC.

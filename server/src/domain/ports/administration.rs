@@ -301,7 +301,7 @@ pub trait UserAdministration: Sync {
     ) -> impl Future<Output = StoreResult<IdentityRemoval>> + Send;
 
     /// Creates users in one transaction, in the order of the list. A user who conflicts with an existing user, or with
-    /// one that this call has already created, is not created. The event is written only if a user was created; its
+    /// a user that this call has already created, is not created. The event is written only if a user was created; its
     /// detail then also counts the outcomes. `dry_run` writes nothing. The outcomes of a dry run can contain the ids of
     /// users that it would create.
     fn import_users(

@@ -33,8 +33,9 @@ pub trait ClientSessions: Sync {
         counts: SessionUse,
     ) -> impl Future<Output = StoreResult<Option<ClientSession>>> + Send;
 
-    /// Decides the outcome of a refresh, as [`Sessions::refresh`](super::Sessions::refresh). A successful refresh also
-    /// counts as a use of the browser session, if the client session ends with it. `grant` is the grant of the session.
+    /// Decides the outcome of a refresh, as [`Sessions::refresh`](super::Sessions::refresh) does. A successful refresh
+    /// also counts as a use of the browser session, if the client session ends with it. `grant` is the grant of the
+    /// session.
     fn refresh_client_session(
         &self,
         app: &AppId,

@@ -15,9 +15,9 @@ use crate::domain::{
 
 /// The groups of users, in Redis.
 pub trait Groups: Sync {
-    /// Returns the user's memberships, sorted by name and source, including those that do not count now
-    /// ([`user_groups`](crate::domain::groups)). Redis stores them beside the profile, so that most calls do not need
-    /// Postgres. If Redis has no groups of the user, the call reads them from Postgres and stores them in Redis.
+    /// Returns the user's memberships, sorted by name and source, including those that do not count now (see
+    /// `user_groups` in [`crate::domain::groups`]). Redis stores them beside the profile, so that most calls do not
+    /// need Postgres. If Redis has no groups of the user, the call reads them from Postgres and stores them in Redis.
     fn of_user(&self, app: &AppId, user: UserId) -> impl Future<Output = StoreResult<Arc<[Membership]>>> + Send;
 }
 

@@ -30,8 +30,8 @@ pub trait PushedRequests: Sync {
         key: &PushedRequestKey,
     ) -> impl Future<Output = StoreResult<Option<PushedRequest>>> + Send;
 
-    /// Removes a request, and remembers that it was used. Only the first call returns true, even if the request is no
-    /// longer stored.
+    /// Removes a request, and remembers that it was used. The first call for a request returns true, each later call
+    /// false, whether the request is still stored or not.
     fn use_pushed_request(&self, app: &AppId, key: &PushedRequestKey)
     -> impl Future<Output = StoreResult<bool>> + Send;
 }

@@ -45,8 +45,8 @@ pub trait RateLimits: Sync {
     /// stricter until the window ends.
     fn release(&self, app: &AppId, permit: RateLimitPermit) -> impl Future<Output = ()> + Send;
 
-    /// Whether somebody at the client address has, in the last 30 days, logged in to the account with a provider or sent
-    /// its right password, confirmed its email address, or reset its password.
+    /// Whether somebody at the client address has, in the last 30 days, logged in to the account with a provider or
+    /// sent the right password, confirmed its email address, or reset its password.
     fn is_known_client(
         &self,
         app: &AppId,

@@ -47,9 +47,9 @@ pub trait Sessions: Sync {
         latest_auth_time_ms: Option<u64>,
     ) -> impl Future<Output = StoreResult<Option<LiveSession>>> + Send;
 
-    /// Records that the user of a live browser session has logged in again: `auth_time`, `amr`, the end and the idle
-    /// time change, and the profile is stored. Returns false, and changes nothing, if there is no live browser session
-    /// with this id at exactly this epoch.
+    /// Records that the user of a live browser session has logged in again: changes the `auth_time`, the `amr`, the end
+    /// and the idle time of the session, and stores the profile. Returns false, and changes nothing, if there is no
+    /// live browser session with this id at exactly this epoch.
     fn renew_browser_session(
         &self,
         app: &AppId,

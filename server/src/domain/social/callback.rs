@@ -70,7 +70,8 @@ impl<E: Into<CommonError>> From<E> for CallbackError {
     }
 }
 
-/// Finishes a flow. After the permit to call the provider is acquired, the state is used up, whatever the outcome.
+/// Finishes a flow. Once the permit to call the provider and the rate limit are acquired, the state is used up,
+/// whatever the outcome.
 pub async fn finish_flow<S>(
     call: Call<'_, S>,
     provider: &RenderedProvider,
@@ -100,8 +101,8 @@ where
         CallbackMode::Fragment if purpose.is_none() => ParameterLocation::Fragment,
         CallbackMode::Query | CallbackMode::Code | CallbackMode::Fragment => ParameterLocation::Query,
     };
-    // The permit is acquired before the state is used, so that the browser can repeat a callback for which there is no
-    // capacity.
+    // The permit is acquired before the state is used, so that the browser can repeat the callback if no permit is
+    // free.
     let permit = match acquire_provider_permit(call, ProviderOperation::Callback, provider).await {
         Ok(permit) => permit,
         Err(error) => {

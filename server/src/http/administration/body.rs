@@ -38,7 +38,7 @@ pub struct StrictBody {
     invalid: Vec<FieldProblem>,
 }
 
-/// The fields of a new user. The call that creates a user and the lines of an import share them.
+/// The fields that a call that creates a user and each line of an import have in common.
 pub struct NewUserFields {
     pub external_id: Option<ExternalId>,
     pub email: Option<Email>,

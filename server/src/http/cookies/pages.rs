@@ -28,7 +28,7 @@ const MAX_LANGUAGE_BYTES: usize = 35;
 const LANGUAGE_SECONDS: u32 = 365 * 24 * 60 * 60;
 
 /// The page cookies that a browser sent. The server has not verified any of them, and has parsed only the value of the
-/// browser cookie. Never printed.
+/// browser cookie. The type has no `Debug`, so that logs never contain the values.
 pub struct SentPageCookies<'a> {
     sessions: Vec<SentSession<'a>>,
     browser: Option<BrowserId>,

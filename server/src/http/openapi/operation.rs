@@ -137,7 +137,8 @@ impl Operation {
         Self { success: StatusCode::CREATED, ..self }
     }
 
-    /// A response that clients can cache. It is served without the stores.
+    /// A response that clients can cache. The handler uses no store, so the operation has no error
+    /// `temporarily_unavailable`.
     pub fn public_document(self, response: Content) -> Self {
         Self { is_public_document: true, ..self.response(response) }
     }

@@ -251,7 +251,7 @@ pub(super) fn shown_host(target: &RedirectTarget) -> String {
     }
 }
 
-/// The error for a page. Its status is never 401, because the request does not authenticate the client.
+/// The error that a page shows. Its status is never 401, because the request does not authenticate the client.
 fn unsafe_request_problem(error: UnsafeRequest) -> Problem {
     match error {
         UnsafeRequest::InvalidClient => Problem::client_not_found(),

@@ -11,9 +11,9 @@ use crate::{
     pages::Branding,
 };
 
-/// The maximum number of Apps whose values are stored: about 3 KiB for each App, and about 4 KiB (at most 8 KiB) for its
-/// login page in each language. When this number is reached, all values are removed, and each is computed again when
-/// it is needed.
+/// The maximum number of Apps for which values are stored. Each App needs about 3 KiB, and about 4 KiB (at most 8 KiB)
+/// for its login page in each language. When the maximum is reached, all values are removed, and each is computed again
+/// when it is needed.
 const MAX_APPS: usize = 512;
 
 #[derive(Default)]

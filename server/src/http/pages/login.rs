@@ -67,8 +67,8 @@ fn view<'v, S: Ports>(page: &'v Page<'_, S>, email: &'v str, notice: Option<Logi
     LoginPage { email, providers: page.providers(), registration_open, notice }
 }
 
-/// The path of the account page, for a user who is logged in already. The account page also shows the notice that a new
-/// password was set.
+/// The path of the account page, for a user who is logged in already. Of the notices of the login page, the account
+/// page shows only the one that a new password was set.
 fn account_with_notice(notice: Option<LoginNotice>) -> &'static str {
     match notice {
         Some(LoginNotice::PasswordReset) => "account?notice=password_saved",

@@ -304,7 +304,8 @@ impl<'a, S: Ports> Page<'a, S> {
         }
     }
 
-    /// The email address from the previous form, if the query has it.
+    /// The email address that the previous page encrypted into the parameter `address`. `None` if the parameter is
+    /// missing, has expired, or belongs to another App or browser.
     pub(super) fn sent_address(&self) -> Result<Option<Email>, Problem> {
         let Some(text) = self.query("address")? else { return Ok(None) };
         let browser = self.sent.browser();

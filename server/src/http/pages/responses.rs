@@ -11,8 +11,8 @@ use crate::http::{
     response::{self, Response, full_body},
 };
 
-/// The Content-Security-Policy of pages. It has no `form-action`, because browsers would apply it to the redirect after
-/// a POST, too.
+/// The Content-Security-Policy of pages. It has no `form-action`: browsers would also apply it to the redirect after a
+/// POST, and block the redirect to a client.
 const PAGE_POLICY: HeaderValue = HeaderValue::from_static(
     "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none'; frame-ancestors 'none'",
 );

@@ -32,7 +32,8 @@ struct SplitHtml {
 impl SharedPages {
     /// The HTML of a page.
     pub(super) fn render<V: View>(&self, view: &V, context: &PageContext<'_>) -> String {
-        // Every field is named: a new field of the context must not get into the page of another user by accident.
+        // The pattern names every field, so that a new field of the context is a compile error here. Otherwise its
+        // value could get into the page of another user.
         let PageContext { error, user, tx, login_tx, branding: _, texts: _, csrf: _, request_id: _ } = *context;
         let is_for_everybody = error.is_none() && user.is_none() && tx.is_none() && login_tx.is_none();
         if !(view.is_shared() && is_for_everybody) {
@@ -40,7 +41,7 @@ impl SharedPages {
         }
         let key = (V::TEMPLATE, context.texts.language());
         let stored = self.0.lock().get(&key).cloned();
-        // Rendered without the lock, because this takes much longer than the rest of the request.
+        // Render without the lock, because rendering takes much longer than the rest of the request.
         let split = stored.unwrap_or_else(|| {
             let html = render(view, &PageContext { csrf: CSRF_MARK, request_id: "", ..*context });
             let split = SplitHtml::new(&html).map(Arc::new);
@@ -57,8 +58,8 @@ impl SharedPages {
 // === impl SplitHtml ===
 
 impl SplitHtml {
-    /// `None` if the HTML is too long, or if the mark does not occur exactly once: the name of an App can contain it,
-    /// too.
+    /// Splits the HTML at the mark. `None` if the HTML is too long, or if the mark does not occur exactly once, for
+    /// example because the name of the App contains it, too.
     fn new(html: &str) -> Option<Self> {
         if html.len() > MAX_BYTES {
             return None;

@@ -38,7 +38,7 @@ async fn bodies_that_do_not_fit_the_budget_are_refused_before_they_are_read() {
     let service = server.public();
     let mut refused = 0;
     let mut stalled = Vec::new();
-    // The requests come from twelve client addresses. Their bodies together do not fit the budget of 16 MiB.
+    // The requests come from twelve client addresses. The bodies of all requests do not fit the budget of 16 MiB.
     for number in 0..700_u32 {
         let mut client = server.connect_from(service.clone(), (number % 12) as u8 + 10);
         refused += usize::from(is_refused(&server, &mut client, STALLED_BODY).await);
@@ -125,7 +125,7 @@ async fn large_heads_that_do_not_fit_the_budget_are_refused_while_they_arrive() 
     // Each head costs 56 KiB: a buffer of twice the maximum head, minus the 8 KiB that every connection has.
     assert_eq!(refused, 700 - 292);
     assert!(server.budgets.request_bytes().used() <= 16 << 20);
-    // A request with a small head is served.
+    // Although the budget is exhausted, a request with a small head is served.
     assert_eq!(server.send_request(get_request("/openapi.json", "")).await.status, 200);
     drop(clients);
     wait_until("the memory is released", || server.budgets.request_bytes().used() == 0).await;

@@ -83,7 +83,7 @@ async fn create_lock_table(connection: &mut PgConnection) -> Result<(), sqlx::Er
     loop {
         match sqlx::raw_sql(CREATE_LOCK_TABLE).execute(&mut *connection).await {
             Ok(_) => return Ok(()),
-            Err(error) if tries == LOCK_TABLE_ATTEMPTS || !is_race(&error) => return Err(error),
+            Err(error) if tries == LOCK_TABLE_ATTEMPTS || !is_concurrent_creation(&error) => return Err(error),
             Err(_) => tries += 1,
         }
         sleep(Duration::from_millis(50)).await;
@@ -110,7 +110,7 @@ async fn acquire_lock(connection: &mut PgConnection) -> Result<(), sqlx::Error> 
 
 /// Whether another program created the table at the same time. IF NOT EXISTS does not prevent this race: the statement
 /// fails with unique_violation in the catalog, duplicate_table or duplicate_object.
-fn is_race(error: &sqlx::Error) -> bool {
+fn is_concurrent_creation(error: &sqlx::Error) -> bool {
     let code = CallError::from(error).code;
     matches!(code.as_deref(), Some("23505" | "42P07" | "42710"))
 }

@@ -34,8 +34,8 @@ const PROBE_AFTER: Duration = Duration::from_millis(50);
 /// How often the probe connects during an outage. The end of the outage is detected within this time plus the time to
 /// connect.
 const PROBE_INTERVAL: Duration = Duration::from_millis(250);
-/// If the probe cannot open a connection within this time, there is an outage, too. This is longer than
-/// `ACQUIRE_TIMEOUT` (3 s): if connecting is slow but calls still get connections, there is no outage.
+/// If the probe cannot open a connection within this time, there is an outage, too. This time is longer than
+/// `ACQUIRE_TIMEOUT` (3 s), so that there is no outage while connecting is slow, but fast enough for calls.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Whether Postgres accepts connections.

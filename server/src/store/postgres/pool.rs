@@ -16,7 +16,8 @@ use crate::store::{UrlReadError, UrlSource};
 
 /// How long a call can wait for a connection. This is a part of the call's time limit.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
-/// A connection that was idle longer than this is pinged before use. Busy connections cost no extra round trip.
+/// A connection that was idle for at least this time is pinged before use. A connection that was idle for a shorter
+/// time is pinged only if another connection was found broken, so a busy connection costs no extra round trip.
 const PING_AFTER_IDLE: Duration = Duration::from_secs(5);
 /// The time limit of the ping of an idle connection.
 const PING_TIMEOUT: Duration = Duration::from_secs(1);

@@ -19,8 +19,8 @@ use crate::measurements::Bound;
 const ROUNDS: usize = 15;
 /// Number of hashes that one thread computes with one implementation in one round.
 const HASHES: u32 = 16;
-/// The ranks of two ratios (the smallest has rank 0). The true median is between them with a probability of 96 %: with
-/// 15 rounds, at least 4 and at most 11 ratios are below the true median (binomial distribution with p = 1/2).
+/// The ranks of two ratios (the smallest has rank 0). The true median is between the two with a probability of 96 %:
+/// with 15 rounds, at least 4 and at most 11 ratios are below the true median (binomial distribution with p = 1/2).
 const INTERVAL: [usize; 2] = [3, 11];
 const PASSWORD: &[u8] = b"correct horse battery staple";
 const SALT: &str = "0123456789abcdef";

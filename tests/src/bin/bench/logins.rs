@@ -42,8 +42,8 @@ const ROUND_TIME: Duration = Duration::from_secs(4);
 const HASH_LOOP_TIME: Duration = Duration::from_secs(2);
 /// Numbers of concurrent logins.
 const IN_FLIGHT: [u32; 5] = [1, 8, 64, 256, 1024];
-/// With at most this number of concurrent logins, the memory of the server has another limit, which depends on the
-/// number of cores. More logins need more connections, and so more memory.
+/// Up to this number of concurrent logins, the memory of the server also has a limit that depends on the number of
+/// cores. With more logins, only [`MAX_MEMORY_MIB`] applies, because more connections need more memory.
 const MEMORY_IN_FLIGHT: u32 = 256;
 /// Maximum memory of the server with any number of concurrent logins: half of the memory limit in the chart.
 const MAX_MEMORY_MIB: f64 = 128.0;

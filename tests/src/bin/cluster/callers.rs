@@ -38,7 +38,7 @@ pub(crate) struct ConsumerArgs {
 /// The folder of the token in a pod.
 pub(crate) const TOKEN_FOLDER: &str = "/var/run/secrets/latchkey";
 
-/// Time limit for reaching the API. A network can take a moment to learn that a NetworkPolicy allows a new pod.
+/// Time limit for reaching the API. It can take a moment until a NetworkPolicy takes effect for a new pod.
 const REACH_LIMIT: Duration = Duration::from_secs(30);
 /// Time limit for the consumer to get all its events. The administrator causes these events.
 const EVENTS_LIMIT: Duration = Duration::from_secs(150);

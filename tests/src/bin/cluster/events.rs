@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-/// The fields of a webhook event that the causing pod knows in advance.
+/// The fields of a webhook event that are already known to the pod that causes the event.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 pub(crate) struct Event {
     /// The appID of the event's App.

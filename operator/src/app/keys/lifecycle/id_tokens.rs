@@ -69,7 +69,7 @@ impl IdTokenChains {
         self.0.values().flat_map(|chain| chain.keys.iter().cloned()).collect()
     }
 
-    /// Makes the transitions of existing keys that are due now, and publishes the first key of a chain.
+    /// Makes the transitions that are due now for existing keys, and publishes the first key of a chain.
     pub(super) fn advance_states(
         &mut self,
         last: &mut u32,

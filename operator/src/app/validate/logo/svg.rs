@@ -180,7 +180,7 @@ impl References {
         self.has_other_selectors |= !has_only_class_selectors(style);
     }
 
-    /// Counts the references from the content of containers to containers.
+    /// Counts the references that are inside a container and refer to a container.
     fn count_inner(&self) -> usize {
         let in_styles = self.count_containers(&self.in_styles);
         let inner = self.elements.iter().filter(|element| element.is_inner || self.has_inner_use);

@@ -287,7 +287,7 @@ impl Scenario {
         self
     }
 
-    /// Changes the scenario: the user made the last login for this request.
+    /// Changes the scenario: the last login of the session was made for this request.
     fn logged_in_for_request(mut self) -> Self {
         let session = &self.session.as_ref().unwrap().session;
         let issued_ms = u64::try_from(session.auth_time.unix_timestamp_nanos() / 1_000_000).unwrap();
@@ -335,7 +335,7 @@ impl Scenario {
     }
 
     #[track_caller]
-    fn assert_no_code(&self) {
+    fn assert_no_code_and_nothing_counted(&self) {
         assert!(self.stores.codes.lock().unwrap().is_empty());
         assert!(self.stores.events.lock().unwrap().is_empty());
         assert_eq!(*self.stores.acquired.lock().unwrap(), 0, "nothing counts towards the limit");
@@ -349,12 +349,12 @@ impl Scenario {
 
     async fn assert_login_needed(&self) {
         assert_eq!(self.outcome().await, AuthorizationOutcome::LoginNeeded);
-        self.assert_no_code();
+        self.assert_no_code_and_nothing_counted();
     }
 
     async fn assert_consent_needed(&self) {
         assert_eq!(self.outcome().await, AuthorizationOutcome::ConsentNeeded);
-        self.assert_no_code();
+        self.assert_no_code_and_nothing_counted();
     }
 }
 
@@ -393,7 +393,7 @@ async fn the_user_must_log_in_if_the_browser_has_no_session() {
     logged_out(Scenario::plain()).assert_login_needed().await;
     let silent = logged_out(Scenario::plain().with("prompt", "none"));
     assert_eq!(silent.error().await, "login_required");
-    silent.assert_no_code();
+    silent.assert_no_code_and_nothing_counted();
 }
 
 #[tokio::test]
@@ -442,7 +442,7 @@ async fn only_members_of_an_allowed_group_are_admitted() {
     let mut other = restricted().with("prompt", "none");
     other.stores.groups = vec!["Ops".parse().unwrap(), "ops2".parse().unwrap()];
     assert_eq!(other.error().await, "access_denied");
-    other.assert_no_code();
+    other.assert_no_code_and_nothing_counted();
 }
 
 #[tokio::test]
@@ -551,12 +551,12 @@ async fn no_code_and_no_consent_is_stored_if_the_limit_is_reached() {
     let mut scenario = Scenario::new(|client| client.consent = Consent::Once).allowing();
     scenario.stores.is_limited = true;
     assert!(matches!(scenario.run().await, Err(CommonError::RateLimited(_))));
-    scenario.assert_no_code();
+    scenario.assert_no_code_and_nothing_counted();
     assert!(scenario.stores.consent.lock().unwrap().is_empty());
 }
 
 #[tokio::test]
-async fn the_limit_is_reached_only_for_a_request_that_could_get_a_code() {
+async fn a_reached_limit_refuses_only_requests_that_could_get_a_code() {
     let limited = |mut scenario: Scenario| {
         scenario.stores.is_limited = true;
         scenario
@@ -573,7 +573,7 @@ async fn a_request_does_not_count_if_its_session_cannot_be_read() {
     let mut scenario = Scenario::plain();
     scenario.is_session_unavailable = true;
     assert!(matches!(scenario.run().await, Err(CommonError::Store(_))));
-    scenario.assert_no_code();
+    scenario.assert_no_code_and_nothing_counted();
 }
 
 #[tokio::test]
@@ -581,12 +581,12 @@ async fn no_code_is_issued_while_a_store_that_the_request_needs_is_unavailable()
     let mut without_redis = Scenario::plain();
     without_redis.stores.is_redis_unavailable = true;
     assert!(matches!(without_redis.run().await, Err(CommonError::Store(_))));
-    without_redis.assert_no_code();
+    without_redis.assert_no_code_and_nothing_counted();
 
     let mut once = Scenario::new(|client| client.consent = Consent::Once);
     once.stores.is_postgres_unavailable = true;
     assert!(matches!(once.run().await, Err(CommonError::Store(_))));
-    once.assert_no_code();
+    once.assert_no_code_and_nothing_counted();
     let mut never = Scenario::plain();
     never.stores.is_postgres_unavailable = true;
     never.assert_issued().await;

@@ -52,7 +52,7 @@ pub(in crate::http::pages) async fn submit<S: Ports>(page: &Page<'_, S>, form: &
     let mut applications = None;
     let removed = match page.app.client(sent) {
         Some(client) => withdraw_access(call, &session, &client.uid, Some(client.as_ref())).await?,
-        // If the App no longer has the client, the form contains the UID of the client.
+        // If the App no longer has the client, the form contains the UID of the client instead of its client ID.
         None => {
             let listed = applications.insert(list(page, &session).await?);
             match listed.iter().find(|application| application.client_uid == sent) {

@@ -33,7 +33,7 @@ pub(in crate::http::pages) async fn show<S: Ports>(page: &Page<'_, S>) -> Result
     let account = load(page, &session).await?;
     let notice = match page.query("notice")? {
         Some("name_saved") => Some(AccountNotice::NameSaved),
-        Some("email_sent") => account.mailed_address().map(AccountNotice::EmailSent),
+        Some("email_sent") => account.unconfirmed_address().map(AccountNotice::EmailSent),
         Some("email_confirmed") => Some(AccountNotice::EmailConfirmed),
         Some("password_saved") => Some(AccountNotice::PasswordSaved),
         Some("application_removed") => Some(AccountNotice::ApplicationRemoved),
@@ -81,9 +81,8 @@ async fn load<S: Ports>(page: &Page<'_, S>, session: &AuthenticatedSession) -> R
 // === impl Account ===
 
 impl Account {
-    /// The unconfirmed address, to which the user can request a confirmation mail. `None` if every address is
-    /// confirmed.
-    fn mailed_address(&self) -> Option<&str> {
+    /// The unconfirmed address, to which the user can request a confirmation mail. `None` if there is no such address.
+    fn unconfirmed_address(&self) -> Option<&str> {
         let unverified = self.user.email.as_ref().filter(|_| !self.user.email_verified);
         self.user.pending_email.as_ref().or(unverified).map(Email::as_str)
     }

@@ -46,8 +46,8 @@ struct Difference<'a> {
     external_id: Option<&'a str>,
     /// Whether the change sets another email address. An address that differs only in case is the same address.
     has_new_address: bool,
-    /// Whether a contested account becomes verified. If so, its password is removed, because somebody else may have set
-    /// it.
+    /// Whether a contested account (its email address was registered again with another password) becomes verified. If
+    /// so, its password is removed, because somebody else may have set it.
     ends_contest: bool,
     raises_epoch: bool,
     changes_profile: bool,

@@ -149,9 +149,9 @@ async fn import_in_transaction(
     }
     let outcomes = owners.plan(users);
     if are_new && !outcomes.iter().all(|outcome| matches!(outcome, ImportOutcome::Created(_))) {
-        // Some lines cannot be created: two lines have the same value, or there are too many kinds of hashes. This
-        // attempt would not insert these lines. Therefore no index would show whether their users already exist, and
-        // the next attempt looks up the owners.
+        // Some lines cannot be created: two lines have the same value, or there are too many kinds of hashes. If this
+        // attempt went on, it would not insert these lines, so no unique index could show whether their users already
+        // exist. Therefore the next attempt looks up the owners.
         return Ok(BatchOutcome::Taken);
     }
     if dry_run {

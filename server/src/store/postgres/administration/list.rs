@@ -141,7 +141,8 @@ async fn read_page(
             .await
         }
         UserFilter::Subject { subject, of: SubjectOf::Provider(provider) } => {
-            // A Provider can have several authorities, and a user can have an identity at more than one of them.
+            // DISTINCT, because a Provider can have several authorities, and a user can have an identity at more than
+            // one of them.
             admin_user_query!(
                 ["FROM (
                     SELECT DISTINCT user_id FROM identities

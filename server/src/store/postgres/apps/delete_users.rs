@@ -42,7 +42,8 @@ impl AppRow {
         let is_same_incarnation = self.incarnation == claim.incarnation;
         match self.state() {
             AppRowState::Deleted if is_same_incarnation || claim.incarnation.is_none() => Some(DeleteOutcome::Done),
-            // The row belongs to an earlier App with this appID. The App of the claim was never served.
+            // The row records the deletion of an earlier App with this appID. The App of the claim was never served,
+            // and its deletion is not recorded yet.
             AppRowState::Deleted => None,
             AppRowState::Active | AppRowState::Deleting if !self.is_owned_by(claim) => {
                 Some(DeleteOutcome::OtherNamespace)

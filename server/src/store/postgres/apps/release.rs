@@ -41,7 +41,8 @@ impl AppRow {
             AppRowState::Deleted if self.incarnation.is_none() || self.incarnation == claim.incarnation => {
                 Some(ReleaseOutcome::Freed)
             }
-            // The row belongs to an earlier App with this appID. The App of the claim was never served.
+            // The row records the deletion of an earlier App with this appID. The App of the claim was never served,
+            // and its release is not recorded yet.
             AppRowState::Deleted => None,
             AppRowState::Active | AppRowState::Deleting if self.namespace != claim.namespace => {
                 Some(ReleaseOutcome::OtherNamespace)

@@ -59,7 +59,7 @@ impl PostgresStore {
         let Some(latest) = before.iter().max() else { return Ok(0) };
         let mut call = self.begin_call("delete_audit_events").await?;
         let (connection, deadline) = call.parts();
-        // The conditions on `latest` exclude newer partitions from the scan.
+        // The conditions with `latest` (`$3`) exclude newer partitions from the scan.
         let query = sqlx::query!(
             r#"
             DELETE FROM audit_events

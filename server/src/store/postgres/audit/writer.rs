@@ -25,8 +25,9 @@ const BATCH_SIZE: usize = 256;
 /// The maximum time between the starts of two batches while events wait: a single event is written immediately, many
 /// simultaneous logins share a transaction.
 const BATCH_INTERVAL: Duration = Duration::from_millis(15);
-/// The part of [`BATCH_INTERVAL`] for each event of a batch. The logins of one client that logs in again and again do
-/// not wait for each other: a login takes longer than this.
+/// After a batch, the next batch starts at least this much later for each event of the batch, but at most
+/// [`BATCH_INTERVAL`] later. A login takes longer than this. So if one client logs in again and again, no login waits
+/// because of the event of the previous login.
 const INTERVAL_PER_EVENT: Duration = Duration::from_millis(4);
 /// The maximum time that a request waits until its event is written.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(1);

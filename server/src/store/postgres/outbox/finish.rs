@@ -69,7 +69,7 @@ impl PostgresStore {
     pub(super) async fn remove_epoch_row(&self, app: &AppId, change: &EpochChange) -> Result<(), StoreError> {
         let mut call = self.begin_call("epoch_carried").await?;
         let (connection, deadline) = call.parts();
-        // Rows of earlier epochs are obsolete.
+        // Rows of earlier epochs are obsolete, so they are removed, too.
         let query = sqlx::query!(
             "DELETE FROM outbox WHERE app_id = $1 AND user_id = $2 AND kind = 'epoch' AND epoch <= $3",
             app.as_str(),

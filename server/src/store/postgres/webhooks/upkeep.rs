@@ -147,9 +147,10 @@ impl PostgresStore {
         Ok(call.end_call(deleted)?.rows_affected())
     }
 
-    /// Turns up to 5,000 events of a push webhook into dead letters if they could not be delivered within 72 hours, and
-    /// returns how many. Without this, a webhook with many failures would try these events one at a time. An event that
-    /// has been due for less than an hour stays, so that a retried dead letter gets its attempt.
+    /// Turns up to 5,000 events of a push webhook into dead letters, and returns how many. These events are older than
+    /// 73 hours, so they could not be delivered within 72 hours. Without this function, a webhook with many failures
+    /// would first try each of these events, one at a time. An event that has been due for less than an hour stays, so
+    /// that a retried dead letter gets its attempt.
     pub(crate) async fn give_up_old_events(&self, webhook: &WebhookKey) -> Result<u64, StoreError> {
         let mut call = self.begin_webhook_call("give_up_old_events").await?;
         let (connection, deadline) = call.parts();
@@ -198,7 +199,8 @@ impl PostgresStore {
         Ok(call.end_call(deleted)?.rows_affected())
     }
 
-    /// Returns by how many events the queue of the webhook exceeds [`MAX_EVENTS`], at most 100,000.
+    /// Returns by how many events the queue of the webhook exceeds [`MAX_EVENTS`]. Counts only up to 100,000 excess
+    /// events.
     pub(crate) async fn excess_events(&self, webhook: &WebhookKey) -> Result<u64, StoreError> {
         let mut call = self.begin_webhook_call("excess_events").await?;
         let (connection, deadline) = call.parts();

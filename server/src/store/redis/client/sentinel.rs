@@ -116,7 +116,8 @@ impl SentinelGroup {
         // A call that fails from here on sets `is_stale` again.
         let was_stale = std::mem::take(&mut self.known_primary.lock().is_stale);
         let outcome = self.query_primary(until).await.map(|address| self.set_primary(address));
-        // Unavailable sentinels are no reason to doubt a primary that works.
+        // If the query failed, `is_stale` gets its earlier value back. The failure itself does not set it, because
+        // unavailable sentinels are no reason to doubt a primary that works.
         if outcome.is_err() && was_stale {
             self.mark_stale();
         }

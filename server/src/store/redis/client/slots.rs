@@ -101,7 +101,7 @@ pub(super) fn parse_slots(slots: Value, node_host: &str) -> Option<SlotRanges> {
         let host = match host.as_deref() {
             // No host means the host that was queried (documentation of CLUSTER SLOTS).
             None | Some("") => node_host.to_owned(),
-            // The cluster requires hostnames, but none is configured for this node.
+            // The cluster requires hostnames, but none is configured for this node, so its address is unknown.
             Some("?") => continue,
             Some(host) => host.to_owned(),
         };

@@ -1,8 +1,8 @@
 -- Returns a live client session as lines: client UID, client ID, scopes, requested claims, browser session, whether the
--- client session ends with the browser session ('1' or ''), then the result of `session_lines`. Otherwise returns nil.
--- If the browser session has ended, the client session is deleted. KEYS: the user, the user's index of client sessions,
--- the session, the user's session index. ARGV: clock offset (ms), session id, key prefix of the user's sessions, '1' to
--- record a use or ''.
+-- client session ends with the browser session ('1' or ''), then the result of `session_lines`. Returns nil if the
+-- client session is not live. If it ends with a browser session that has ended, deletes it and returns nil. KEYS: the
+-- user, the user's index of client sessions, the session, the user's session index. ARGV: clock offset (ms), session
+-- id, key prefix of the user's sessions, '1' to record a use or ''.
 local s, u = find_live(now, KEYS[1], KEYS[2], KEYS[3], ARGV[2], 'client', 'client_id', 'scopes', 'claims', 'browser',
   'bound', 'listed')
 if not s then

@@ -1,8 +1,8 @@
 -- Opens a client session. Returns 1, or 0 if the stored epoch of the user is higher. KEYS: the user, the user's index
 -- of client sessions, the session.
 -- ARGV: clock offset (ms), epoch, session id, ends_at (ms), idle timeout (ms), lifetime of the user's hash (ms), the
--- first generation, maximum number of listed sessions of the user, maximum number of them with one client, client UID,
--- '1' to list the session or '', then the session's other fields and values.
+-- first generation, maximum number of sessions in the index, maximum number of these sessions with one client, client
+-- UID, '1' to add the session to the index or '', then the session's other fields and values.
 local stored = tonumber(redis.call('HGET', KEYS[1], 'epoch') or '0')
 if stored > tonumber(ARGV[2]) then
   return 0

@@ -34,9 +34,9 @@ pub(super) const USER_TTL_MILLIS: u64 = 800 * 24 * 60 * 60 * 1000;
 /// The epoch that ends every session of a deleted user. It is higher than any other epoch: the largest integer that a
 /// Lua number represents exactly.
 const MAX_EPOCH: i64 = (1 << 53) - 1;
-/// How long an unverified user who is being deleted cannot log in. No request that has already read the user lasts this
-/// long. If the deletion fails, the user can log in after this time. The time is short, because anybody can create
-/// unverified accounts, and each of these users needs a key in Redis during this time.
+/// How long an unverified user cannot log in after the deletion of the user has begun. No request that has already read
+/// the user lasts this long. If the deletion fails, the user can log in after this time. The time is short, because
+/// anybody can create unverified accounts, and each of these users needs a key in Redis during this time.
 const RETIRED_TTL_MILLIS: u64 = 5 * 60 * 1000;
 /// Maximum number of late responses (responses to the previous refresh token after its grace period) that a session
 /// gets in `LATE_WINDOW_MILLIS`. A further late token is treated as stolen (specification: Sessions and tokens, Reuse
@@ -222,9 +222,9 @@ fn profile_arguments(profile: &Profile) -> [String; 4] {
 // === impl RedisStore ===
 
 impl RedisStore {
-    /// Returns a live session of this kind. The session's generation shows its kind, so that the script does not have
-    /// to read another field. A session with an `auth_time` after `latest_auth_time_ms` is not returned, and its use is
-    /// not recorded.
+    /// Returns a live session of this kind. The kind is read from the generation in the reply, so that the script does
+    /// not have to read another field. A session with an `auth_time` after `latest_auth_time_ms` is not returned, and
+    /// its use is not recorded.
     async fn live_session(
         &self,
         app: &AppId,

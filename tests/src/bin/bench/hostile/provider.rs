@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_nested_response_is_json_just_within_the_size_limit() {
+    fn the_nested_json_is_valid_and_almost_as_large_as_requested() {
         let text = nested_json(RESPONSE_BYTES);
         assert!(text.len() <= RESPONSE_BYTES && text.len() > RESPONSE_BYTES - 1024);
         assert!(serde_json::from_str::<Value>(&text).is_ok());

@@ -171,8 +171,8 @@ impl ClusterTest<'_> {
 
     /// Asserts that the receiver has got these events and no other, each of them once. Returns their number.
     ///
-    /// A webhook delivers an event at least once. The webhook delivers an event again only if no response says that the
-    /// receiver has accepted the event. This test causes no such fault, so here each id arrives once.
+    /// A webhook delivers an event at least once: if the response of the receiver is lost, the webhook delivers the
+    /// event again. This test loses no responses, so here each id arrives once.
     async fn check_received_events(&self, expected: &ExpectedEvents) -> Result<usize> {
         let log = self.cluster.pods(TOOLS_NAMESPACE).logs("receiver", &LogParams::default()).await?;
         let invalid: Vec<_> = log.lines().filter(|line| line.contains(receiver::INVALID)).take(MAX_PRINTED).collect();

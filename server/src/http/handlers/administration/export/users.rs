@@ -185,8 +185,8 @@ impl<S: Ports> Export<S> {
 }
 
 fn line(user: &AdminUser, with_hashes: bool) -> Line<'_> {
-    // An import ignores `state`, so the new account would not be contested. A stranger may have set the password of a
-    // contested account, so its hash is not exported.
+    // The hash of a contested account is not exported, because a stranger may have set the password. An import ignores
+    // `state`, so the imported account would not be contested, and the stranger could log in.
     let has_usable_password = with_hashes && !user.contested;
     Line {
         id: user.id.to_string(),

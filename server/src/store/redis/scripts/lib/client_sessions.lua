@@ -1,6 +1,6 @@
--- Functions for client sessions. The keys of client sessions have a different form, because older servers must not take
--- a client session for a session of the App. The index of client sessions contains only client sessions with a refresh
--- token.
+-- Functions for client sessions. The keys of client sessions have another form than the keys of other sessions, because
+-- older servers must not take a client session for a session of the App. The index of client sessions contains only
+-- client sessions with a refresh token.
 
 -- The key prefix of the sessions in an index: `…:client-sessions` becomes `…:client-session:`.
 local function client_prefix(index)
