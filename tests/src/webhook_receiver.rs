@@ -292,10 +292,10 @@ impl Drop for WebhookReceiver {
 }
 
 async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+    // When this task is aborted, the set is dropped, which ends the open connections.
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
-            // The drop of the set ends the connections.
             Some(_) = connections.join_next() => {}
             accepted = listener.accept() => {
                 let Ok((stream, _)) = accepted else { continue };

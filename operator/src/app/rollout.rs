@@ -119,7 +119,8 @@ pub(crate) async fn roll_out(
         Some(due) => requeue.min(wait_until(due, context)),
         None => requeue,
     };
-    // If clients were left out, the App is reconciled again, because no event reports that there is room for them now.
+    // If clients were left out, the App is reconciled again after `QUOTA_RETRY`, because no event will report when there
+    // is room for them.
     let requeue = if rollout.client_count < validated.clients.len() { requeue.min(QUOTA_RETRY) } else { requeue };
     let document =
         client_rollout::Published { app, validated, client_count: rollout.client_count, supported_format: supported };

@@ -111,7 +111,7 @@ impl PodStates {
         }
     }
 
-    /// Returns the rollout state if it does not matter which of these revisions a pod serves.
+    /// Like `rollout`, but for several revisions: a pod is up to date if it serves any of them.
     pub(super) fn rollout_of_any(&self, app: &AppId, revisions: &[Revision]) -> RolloutState {
         let revisions: Vec<_> = revisions.iter().filter_map(revision_bytes).collect();
         self.pods.rollout_of_any(app, &revisions)

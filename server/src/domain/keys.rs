@@ -168,7 +168,8 @@ impl AppKeys {
         self.signing.iter().chain(self.id_tokens.iter().map(|key| &key.signer))
     }
 
-    /// Returns the keys for new codes, refresh tokens and flows, and for what pages seal or authenticate.
+    /// Returns the active HMAC keys: for new codes, refresh tokens and flows, and for the values of pages that are
+    /// sealed or have a MAC (cookies, `csrf`).
     pub fn active_hmac(&self) -> &DerivedHmacKeys {
         &self.hmac[self.active_hmac]
     }

@@ -29,7 +29,7 @@ const REDIS_CALLS: [(&str, &str); 4] = [
 ];
 
 /// An App with a pull webhook, on a service with proxies in front of the stores.
-async fn start_behind_proxies(events: &[&str]) -> AdministrationTest {
+async fn start_with_proxied_stores(events: &[&str]) -> AdministrationTest {
     let app = unlimited_app("shop").webhook(&Webhook::pull("sync", "shop", "fetches", events));
     AdministrationTest::start_on(Stack::builder().proxied(), app, &[Provider::new("github", "github")]).await
 }
@@ -56,7 +56,7 @@ async fn pull_calls(test: &AdministrationTest) -> [ApiResponse; 2] {
 
 #[tokio::test]
 async fn every_call_is_unavailable_without_postgres_and_changes_nothing() {
-    let test = start_behind_proxies(&["user.created"]).await;
+    let test = start_with_proxied_stores(&["user.created"]).await;
     let (admin, test_app) = (test.admin(), &test.test_app);
     let app: &App = &test_app.app;
     let target = Target::create(&test, app, &admin).await;
@@ -91,7 +91,7 @@ async fn every_call_is_unavailable_without_postgres_and_changes_nothing() {
 
 #[tokio::test]
 async fn only_calls_about_sessions_and_limits_are_unavailable_without_redis() {
-    let test = start_behind_proxies(&["user.created"]).await;
+    let test = start_with_proxied_stores(&["user.created"]).await;
     let (admin, test_app) = (test.admin(), &test.test_app);
     let app: &App = &test_app.app;
     let mut targets = Vec::new();
@@ -150,7 +150,7 @@ async fn only_calls_about_sessions_and_limits_are_unavailable_without_redis() {
 /// Postgres is cut.
 #[tokio::test]
 async fn a_change_that_is_cut_off_is_complete_or_absent() {
-    let test = start_behind_proxies(&["user.updated"]).await;
+    let test = start_with_proxied_stores(&["user.updated"]).await;
     let (admin, test_app) = (test.admin(), &test.test_app);
     let user = admin.create(&json!({ "email": "ada@example.com" })).await;
     let path = format!("users/{user}");

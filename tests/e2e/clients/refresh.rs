@@ -153,7 +153,7 @@ async fn a_user_who_is_no_longer_allowed_cannot_refresh_and_the_token_stays_vali
 }
 
 #[tokio::test]
-async fn the_limit_refreshes_per_session_applies_to_client_sessions() {
+async fn the_limit_on_refreshes_per_session_applies_to_client_sessions() {
     let test = OpenIdTest::start_with(app().limit("refreshesPerSession", &[(2, 600)]), default_clients()).await;
     let mut tokens = test.tokens("openid offline_access").await;
     for _ in 0..2 {

@@ -1,4 +1,5 @@
-//! Helpers that read what conditions do not show: Secrets, rendered documents, Events, users, output of kubectl.
+//! Helpers that prepare tests, and read what conditions do not show: Secrets, rendered documents, Events, users, output
+//! of kubectl.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -394,8 +394,8 @@ async fn hostile_tokens_are_rejected_without_a_request_for_keys() {
     let part = |text: &str| URL_SAFE_NO_PAD.encode(text);
     let (header, claims) = (part(r#"{"alg":"RS256","kid":"k1"}"#), part(r#"{"sub":"1"}"#));
     let long = "x".repeat(256);
-    // In base64, documents of 22,000 bytes have nearly the maximum length of a token. The document `a long text`
-    // (the only one with `Incomplete`) is left out: it is valid JSON, and an unknown claim of a token can be long.
+    // In base64, documents of 22,000 bytes have nearly the maximum length of a token. The filter leaves out one document,
+    // `a long text`: a token can have a long unknown claim, so such a token is not malformed.
     let documents: Vec<String> = hostile_documents(22_000)
         .into_iter()
         .filter(|(.., fault)| *fault != InvalidResponse::Incomplete)

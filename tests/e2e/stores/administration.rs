@@ -25,7 +25,7 @@ mod create;
 mod imports;
 mod lists;
 mod logs;
-mod plans;
+mod query_plans;
 
 const CHANGED_AT: time::OffsetDateTime = time::macros::datetime!(2026-03-04 06:00:00 UTC);
 const AUTHORITY: &str = "https://idp.example";
