@@ -73,7 +73,9 @@ export class Session {
     this.#exchange = exchange;
     this.#store = store;
     this.#clock = clock;
-    this.#minAge = 1.5 * timeout;
+    // A refresh takes at most one timeout. Until its response arrives, another tab can send the same refresh token,
+    // and that request takes at most one timeout, too.
+    this.#minAge = 2 * timeout;
   }
 
   /** Returns the session, or null if nobody is logged in. */
@@ -94,7 +96,7 @@ export class Session {
   /**
    * Replaces an access token that was rejected. Returns another access token.
    *
-   * Returns `rejected` if this token is younger than 1.5 times the timeout: a new token would be rejected, too. Without
+   * Returns `rejected` if this token is younger than twice the timeout: a new token would be rejected, too. Without
    * this limit, an API that rejects every token would make each tab refresh without a pause. A refresh token that a
    * tab has just sent could then arrive after two newer refresh tokens, and the server would treat it as stolen.
    */
