@@ -221,6 +221,18 @@ def code_grant():
     return grant | ({"redirect_url": REDIRECT_URL} if chooser.random() < 0.5 else {})
 
 
+def authorization_request():
+    """A valid authorization request of the client in tests/examples/demo.yaml."""
+    return {
+        "client_id": "demo",
+        "response_type": "code",
+        "redirect_uri": "http://127.0.0.1:8025/signed-in",
+        "scope": "openid email",
+        "code_challenge": secrets.token_urlsafe(32),
+        "code_challenge_method": "S256",
+    }
+
+
 def refresh_grant():
     return {"grant_type": "refresh_token", "refresh_token": current_account().refresh_token}
 
@@ -299,6 +311,7 @@ BODIES = {
 WHOLE_BODIES = {
     "create-user": new_user,
     "token": lambda: chooser.choice([code_grant, refresh_grant])(),
+    "pushed-authorization-request": authorization_request,
     "social-login": lambda: {"token": provider_token(LOGIN_USER)},
     "link-identity": lambda: {"token": provider_token(LINK_USER)},
     "retry-dead-letters": lambda: {"webhook": "sync"},
