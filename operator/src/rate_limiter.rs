@@ -13,6 +13,8 @@ const BURST: u32 = 100;
 
 /// How long a reservation is stored after its time slot.
 const RESERVATION_TTL: Duration = Duration::from_secs(60);
+/// How often expired reservations are dropped. Each time reads all reservations, which can be tens of thousands.
+const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Gives each object a time slot, which is the time at which it can write. The slots are in the order in which
 /// [`RateLimiter::try_acquire`] is called for the objects. An object that must wait has a reservation.
@@ -23,13 +25,16 @@ struct Reservations {
     last_slot: Instant,
     /// The time slot of each object that waits.
     by_object: HashMap<String, Instant>,
+    /// When expired reservations were dropped for the last time.
+    last_expiry: Instant,
 }
 
 // === impl RateLimiter ===
 
 impl RateLimiter {
     pub(crate) fn new() -> Self {
-        Self(Mutex::new(Reservations { last_slot: Instant::now(), by_object: HashMap::new() }))
+        let now = Instant::now();
+        Self(Mutex::new(Reservations { last_slot: now, by_object: HashMap::new(), last_expiry: now }))
     }
 
     /// Returns `Ok` if this object can write now. Otherwise reserves a time slot, and returns the wait until this slot.
@@ -52,8 +57,7 @@ impl RateLimiter {
         if slot <= now {
             return Ok(());
         }
-        // Drops the expired reservations: this function was not called again for their objects.
-        reservations.by_object.retain(|_, slot| now.saturating_duration_since(*slot) < RESERVATION_TTL);
+        reservations.drop_expired(now);
         reservations.by_object.insert(object.to_owned(), slot);
         Err(slot - now)
     }
@@ -67,6 +71,14 @@ impl RateLimiter {
 // === impl Reservations ===
 
 impl Reservations {
+    /// Drops the reservations of objects for which `try_acquire` was not called again.
+    fn drop_expired(&mut self, now: Instant) {
+        if now - self.last_expiry >= EXPIRY_INTERVAL {
+            self.by_object.retain(|_, slot| now.saturating_duration_since(*slot) < RESERVATION_TTL);
+            self.last_expiry = now;
+        }
+    }
+
     fn remove(&mut self, object: &str) {
         self.by_object.remove(object);
         if self.by_object.is_empty() {

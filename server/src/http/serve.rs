@@ -117,15 +117,16 @@ pub async fn serve(listener: TcpListener, service: Service, drain: Drain) {
         if let Err(error) = stream.set_nodelay(true) {
             debug!(%error, "TCP_NODELAY could not be set");
         }
-        let connection = serve_connection(builder.clone(), stream, peer, permit, service.clone(), drain.clone());
+        // The future is boxed, because it is large, and is moved several times.
+        let connection =
+            Box::pin(serve_connection(builder.clone(), stream, peer, permit, service.clone(), drain.clone()));
         let abandoned = abandoned.clone();
-        // The future is boxed, because tokio moves the future of a task several times.
-        connections.spawn(Box::pin(async move {
+        connections.spawn(async move {
             tokio::select! {
                 () = abandoned.cancelled() => {}
                 () = connection => {}
             }
-        }));
+        });
     }
     drop(listener);
     drain.closing.cancel();

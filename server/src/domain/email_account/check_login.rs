@@ -62,7 +62,8 @@ pub(in crate::domain) async fn check_login<S: Users + RateLimits + PasswordHashe
         let account = Some(account.clone());
         call.stores.count_refusal(call.app_id(), call.refusal(kind, account, user.map(|user| user.id)));
     };
-    let failure_permit = acquire_login_limits(call, &account, None).await?;
+    // Boxed, so that a login that waits for its hash needs no memory for this step.
+    let failure_permit = Box::pin(acquire_login_limits(call, &account, None)).await?;
     let user = match check_password(call, request).await {
         Ok(user) => user,
         Err(error) => {

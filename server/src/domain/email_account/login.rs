@@ -21,6 +21,7 @@ pub async fn log_in<S: Users + RateLimits + PasswordHasher + Sessions + AuditLog
     request: LoginInput,
 ) -> Result<LoggedIn, LoginError> {
     let (user, checked) = check_login(call, &request).await?;
-    let tokens = checked.open_session(call, open_session(call, &user, Amr::Password)).await?;
+    // Boxed, because many logins wait for their hash at the same time. Until this step, they need no memory for it.
+    let tokens = Box::pin(checked.open_session(call, open_session(call, &user, Amr::Password))).await?;
     Ok(LoggedIn { user, tokens })
 }

@@ -21,5 +21,6 @@ pub async fn log_in<S: Users + RateLimits + PasswordHasher + Sessions + Groups +
 ) -> Result<SessionCookie, LoginError> {
     let (user, checked) = check_login(call, &request).await?;
     let login = BrowserLogin::new(&user, Amr::Password, call.env.now());
-    checked.open_session(call, open_browser_session(call, login, previous, times)).await
+    // Boxed for the same reason as in `email_account::log_in`.
+    Box::pin(checked.open_session(call, open_browser_session(call, login, previous, times))).await
 }
