@@ -18,7 +18,7 @@ use crate::domain::client::ClientAddress;
 
 /// Connections get a quarter of the memory limit and request bytes an eighth. With a limit of 256 MiB, a server with
 /// two CPUs needs 80 MiB for itself and 64 MiB for its copies of the Apps' documents. Of the remaining 112 MiB, these
-/// budgets use 96.
+/// budgets use 96, the bodies of imports 8, and refusals that are held without their connection 8.
 const CONNECTIONS_DIVISOR: u64 = 4;
 const REQUEST_BYTES_DIVISOR: u64 = 8;
 /// The bodies of imports have a separate budget: one thirty-second of the memory limit.
@@ -45,6 +45,11 @@ const ADMIN_DIVISOR: usize = 8;
 /// a held refusal occupies its connection. The other half stays for requests that are not refused. This is also true if
 /// all connections come from trusted proxies, which have no limit per address.
 const HELD_REFUSALS_DIVISOR: usize = 2;
+/// Refusals that are held without their connection get one thirty-second of the memory limit.
+const PARKED_DIVISOR: u64 = 32;
+/// Cost of a refusal that is held without its connection, in bytes: its task with a timer, the socket, and the bytes of
+/// the response.
+const PARKED_COST: usize = 2 * 1024;
 /// A smaller memory limit is replaced by this number of bytes. Only tests have a smaller limit.
 const MIN_MEMORY: u64 = 64 << 20;
 /// A larger memory limit is replaced by this number of bytes, because a server does not need more connections.
@@ -158,7 +163,10 @@ impl Budgets {
             further_requests: Quota::new(further, further / CLIENT_DIVISOR, further / SITE_DIVISOR),
             import_bytes: Quota::new(part(IMPORT_BYTES_DIVISOR).max(MIN_IMPORT_BYTES), 0, 0),
             proxy_heads: Quota::new(remaining / PROXY_HEADS_DIVISOR, 0, 0),
-            refusals: Refusals::new(public / HELD_REFUSALS_DIVISOR),
+            refusals: Refusals::new(
+                public / HELD_REFUSALS_DIVISOR,
+                (part(PARKED_DIVISOR) / PARKED_COST).min(MAX_CONNECTIONS),
+            ),
             public,
             admin,
             connections_per_client,
@@ -317,6 +325,11 @@ impl ConnectionPermit {
         Ok(())
     }
 
+    /// The client address, unless the peer is a proxy whose connections carry the requests of many clients.
+    pub(super) fn client(&self) -> Option<ClientAddress> {
+        self.client
+    }
+
     /// A shared handle to the slot of the connection. Each request holds one. Requests that continue after their
     /// connection has ended keep the slot occupied, so that a client cannot get more concurrent requests by
     /// disconnecting.
@@ -344,6 +357,7 @@ impl ConnectionPermit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::refusals::HoldPlace;
 
     const MIB: usize = 1 << 20;
 
@@ -382,7 +396,9 @@ mod tests {
             let budgets = Budgets::new(mib << 20, 256);
             let slots = budgets.public_connections();
             assert_eq!(slots.semaphore.available_permits(), connections);
-            let hold = |client| budgets.refusals().hold(client, now, now, std::time::Duration::from_secs(5));
+            let hold = |client| {
+                budgets.refusals().hold(client, now, now, std::time::Duration::from_secs(5), HoldPlace::Connection)
+            };
             let mut held = Vec::new();
             let mut max_held_of_client = 0;
             for last in 0..=u8::MAX {
@@ -403,9 +419,27 @@ mod tests {
     fn refusals_of_256_clients_that_ignore_retry_after_are_all_held() {
         let now = tokio::time::Instant::now();
         let budgets = Budgets::new(256 << 20, 256);
-        let hold = |last| budgets.refusals().hold(client(last), now, now, std::time::Duration::from_secs(5));
+        let hold = |last| {
+            budgets.refusals().hold(client(last), now, now, std::time::Duration::from_secs(5), HoldPlace::Connection)
+        };
         let held: Vec<_> = (0..=u8::MAX).filter_map(|last| (0..5).find_map(|_| hold(last))).collect();
         assert_eq!(held.len(), 256);
+    }
+
+    #[test]
+    fn refusals_that_close_their_connections_are_held_in_a_quota_of_their_own() {
+        let now = tokio::time::Instant::now();
+        for (mib, most) in [(64, 1024), (256, 4096), (4096, 10_000)] {
+            let budgets = Budgets::new(mib << 20, 256);
+            let hold =
+                |last, place| budgets.refusals().hold(client(last), now, now, std::time::Duration::from_secs(5), place);
+            let mut held = Vec::new();
+            for last in 0..=u8::MAX {
+                held.extend((0..most).filter_map(|_| hold(last, HoldPlace::Socket)));
+            }
+            assert_eq!(held.len(), most, "{mib} MiB");
+            assert!(hold(0, HoldPlace::Connection).is_some(), "{mib} MiB");
+        }
     }
 
     #[test]

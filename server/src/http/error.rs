@@ -189,7 +189,7 @@ pub struct Problem {
 
 /// `Retry-After` if a request does not fit the memory budget. Most requests release their memory in less than a second.
 /// A request with a slow body can hold it for up to 30 s.
-const OVER_BUDGET_RETRY_AFTER: Duration = Duration::from_secs(5);
+pub const OVER_BUDGET_RETRY_AFTER: Duration = Duration::from_secs(5);
 /// `Retry-After` during an outage of a store.
 const STORE_RETRY_AFTER: Duration = Duration::from_secs(5);
 

@@ -29,6 +29,7 @@ pub mod metrics;
 pub mod openapi;
 mod pages;
 pub mod parameters;
+pub mod parked;
 pub mod pipeline;
 mod public;
 pub mod quota;

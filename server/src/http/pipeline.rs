@@ -17,10 +17,11 @@ use tracing::{Instrument, Span, debug, error, info, info_span, warn};
 use super::{
     budgets::{Budgets, ConnectionPermit, ConnectionSlots, SlotPermit},
     cors::Cors,
-    error::{ErrorChain, Problem, ReportedProblem},
+    error::{ErrorChain, OVER_BUDGET_RETRY_AFTER, Problem, ReportedProblem},
     metrics::{HttpMetrics, method_label},
+    parked::http1_bytes,
     quota::Exhausted,
-    refusals::HeldRefusal,
+    refusals::{HeldRefusal, HoldPlace},
     request::InboundRequest,
     request_span,
     response::{Body, Response, X_REQUEST_ID, full_body},
@@ -90,6 +91,8 @@ pub trait Endpoints: Send + Sync + 'static {
     /// Whether every client of the listener can decide which traces are sampled. If false, the settings decide which
     /// clients can.
     const TRUSTS_SAMPLING: bool = false;
+    /// Whether refusals of large header blocks can be held. Their route is not known.
+    const HOLDS_REFUSED_HEADS: bool = false;
 
     fn find(&self, method: &Method, path: &str) -> Lookup<Self::Route>;
 
@@ -144,6 +147,9 @@ trait DynPipeline: Send + Sync {
 
     /// The bytes of the response to a request whose headers do not fit the memory budget.
     fn head_refused_response(&self) -> Vec<u8>;
+
+    /// Decides until when that response is held. `began`: when the header block began.
+    fn hold_refused_head(&self, client: ClientAddress, began: Instant) -> Option<HeldRefusal>;
 
     fn budgets(&self) -> &Budgets;
 
@@ -284,6 +290,10 @@ impl Service {
         self.pipeline.head_refused_response()
     }
 
+    pub(super) fn hold_refused_head(&self, client: ClientAddress, began: Instant) -> Option<HeldRefusal> {
+        self.pipeline.hold_refused_head(client, began)
+    }
+
     pub(super) fn record_http2_refused(&self) {
         let (metrics, listener) = self.pipeline.metrics();
         metrics.record_connection_refused(listener, "http2");
@@ -343,6 +353,12 @@ impl<E: Endpoints, S: Send + Sync + 'static> DynPipeline for Pipeline<E, S> {
         self.raw_response(&Problem::over_budget())
     }
 
+    fn hold_refused_head(&self, client: ClientAddress, began: Instant) -> Option<HeldRefusal> {
+        let refusals = self.budgets.refusals();
+        let hold = || refusals.hold(client, began, Instant::now(), OVER_BUDGET_RETRY_AFTER, HoldPlace::Socket);
+        E::HOLDS_REFUSED_HEADS.then(hold).flatten()
+    }
+
     fn budgets(&self) -> &Budgets {
         &self.budgets
     }
@@ -360,20 +376,9 @@ impl<E: Endpoints, S: Send + Sync + 'static> Pipeline<E, S> {
     /// The bytes of the response to an HTTP/1 client whose header block was not read completely.
     fn raw_response(&self, problem: &Problem) -> Vec<u8> {
         let id = self.state.env.new_uuid().to_string();
-        let body = problem.to_json(&id);
-        let status = problem.status;
-        let mut head = format!(
-            "HTTP/1.1 {} {}\r\ncontent-type: application/json\r\ncache-control: no-store\r\n\
-             x-content-type-options: nosniff\r\nx-request-id: {id}\r\nconnection: close\r\ncontent-length: {}\r\n",
-            status.as_str(),
-            status.canonical_reason().unwrap_or_default(),
-            body.len()
-        )
-        .into_bytes();
-        for (name, value) in &problem.headers {
-            head.extend_from_slice(&[name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"].concat());
-        }
-        [head, b"\r\n".to_vec(), body].concat()
+        let mut response = problem.to_response(&id);
+        set_common_headers(&mut response, &Method::GET, Version::HTTP_11, true, &id);
+        http1_bytes(response)
     }
 
     async fn handle_request(
@@ -493,10 +498,14 @@ impl<E: Endpoints, S: Send + Sync + 'static> Pipeline<E, S> {
             let refusals = self.budgets.refusals();
             let now = Instant::now();
             is_logged = refusals.count_for_log(context.route_name, status, now);
-            // A refusal that closes its connection already slows the client down, because the client must connect
-            // again.
-            if context.route.is_some_and(E::can_hold_refusal) && !problem.closes_connection {
-                held = refusals.hold(context.client_address, context.started, now, retry_after);
+            let place = match problem.closes_connection {
+                false => Some(HoldPlace::Connection),
+                true if context.version <= Version::HTTP_11 => Some(HoldPlace::Socket),
+                // The unread body of the request would occupy the window that all requests of the connection share.
+                true => None,
+            };
+            if let Some(place) = place.filter(|_| context.route.is_some_and(E::can_hold_refusal)) {
+                held = refusals.hold(context.client_address, context.started, now, retry_after, place);
             }
         }
         if problem.closes_connection {

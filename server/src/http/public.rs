@@ -64,6 +64,7 @@ impl<S: Ports> Endpoints for PublicEndpoints<S> {
     type Route = PublicRoute;
 
     const LISTENER: &'static str = "public";
+    const HOLDS_REFUSED_HEADS: bool = true;
 
     fn find(&self, method: &Method, path: &str) -> Lookup<PublicRoute> {
         match Lookup::<Route>::find(&self.state.apps, method, path) {

@@ -46,7 +46,10 @@ const LOG_WINDOW: Duration = Duration::from_secs(1);
 /// The refusals of one process: errors because of a limit, lack of capacity or an outage.
 #[derive(Debug)]
 pub struct Refusals {
+    /// The refusals that are held with their connection.
     held_quota: Arc<Quota>,
+    /// The refusals that are held without their connection.
+    parked_quota: Arc<Quota>,
     returning_clients: Mutex<ReturningClients>,
     log: RefusalLog,
 }
@@ -72,7 +75,17 @@ struct EarlyReturns {
 #[derive(Debug)]
 pub struct HeldRefusal {
     until: Instant,
+    place: HoldPlace,
     _permit: QuotaPermit,
+}
+
+/// What a held refusal occupies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HoldPlace {
+    /// Its connection.
+    Connection,
+    /// Only the socket: the refusal is the last response of its connection.
+    Socket,
 }
 
 /// Decides which refusals are logged individually.
@@ -94,11 +107,13 @@ struct LogWindow {
 // === impl Refusals ===
 
 impl Refusals {
-    /// Holds at most `max_held` refusals at a time.
-    pub(super) fn new(max_held: usize) -> Self {
+    /// Holds at most `max_held` refusals with their connections at a time, and `max_parked` without.
+    pub(super) fn new(max_held: usize, max_parked: usize) -> Self {
         let now = Instant::now();
+        let quota = |total| Quota::new(total, total / CLIENT_DIVISOR, total / SITE_DIVISOR);
         Self {
-            held_quota: Quota::new(max_held, max_held / CLIENT_DIVISOR, max_held / SITE_DIVISOR),
+            held_quota: quota(max_held),
+            parked_quota: quota(max_parked),
             returning_clients: Mutex::new(ReturningClients { clients: HashMap::new(), next_sweep: now }),
             log: RefusalLog {
                 window: Mutex::new(LogWindow { began: now, logged: 0, omitted: HashMap::new() }),
@@ -116,13 +131,18 @@ impl Refusals {
         began: Instant,
         now: Instant,
         retry_after: Duration,
+        place: HoldPlace,
     ) -> Option<HeldRefusal> {
         let hold = self.returning_clients.lock().count_refusal(client, began, now, retry_after);
         if hold.is_zero() {
             return None;
         }
-        let permit = self.held_quota.try_acquire(Some(client), 1).ok()?;
-        Some(HeldRefusal { until: now + hold, _permit: permit })
+        let quota = match place {
+            HoldPlace::Connection => &self.held_quota,
+            HoldPlace::Socket => &self.parked_quota,
+        };
+        let permit = quota.try_acquire(Some(client), 1).ok()?;
+        Some(HeldRefusal { until: now + hold, place, _permit: permit })
     }
 
     /// Counts a refusal for the log, and returns whether it is logged individually. For the other refusals, only their
@@ -150,7 +170,7 @@ impl Refusals {
 
     /// The number of refusals that are held now.
     pub(super) fn held_count(&self) -> usize {
-        self.held_quota.used()
+        self.held_quota.used() + self.parked_quota.used()
     }
 }
 
@@ -200,8 +220,13 @@ fn hold_duration(early_returns: u32) -> Duration {
 // === impl HeldRefusal ===
 
 impl HeldRefusal {
+    /// Whether the refusal is the last response of its connection.
+    pub(super) fn closes_connection(&self) -> bool {
+        self.place == HoldPlace::Socket
+    }
+
     /// Waits until the hold is over or the listener drains.
-    pub(super) async fn wait(self, drain: &CancellationToken) {
+    pub(super) async fn wait(&self, drain: &CancellationToken) {
         tokio::select! {
             () = sleep_until(self.until) => {}
             () = drain.cancelled() => {}
@@ -238,12 +263,12 @@ mod tests {
     }
 
     fn hold_time(refusals: &Refusals, number: u16, now: Instant) -> Option<Duration> {
-        refusals.hold(client(number), now, now, RETRY_AFTER).map(|held| held.until - now)
+        refusals.hold(client(number), now, now, RETRY_AFTER, HoldPlace::Connection).map(|held| held.until - now)
     }
 
     #[test]
     fn a_client_that_returns_early_is_held_longer_each_time_up_to_a_limit() {
-        let refusals = Refusals::new(64);
+        let refusals = Refusals::new(64, 64);
         let mut now = Instant::now();
         let mut holds = Vec::new();
         for _ in 0..10 {
@@ -259,18 +284,18 @@ mod tests {
 
     #[test]
     fn requests_sent_together_count_once() {
-        let refusals = Refusals::new(64);
+        let refusals = Refusals::new(64, 64);
         let began = Instant::now();
         for millis in 1..100 {
             let now = began + Duration::from_millis(millis);
-            assert!(refusals.hold(client(1), began, now, RETRY_AFTER).is_none());
+            assert!(refusals.hold(client(1), began, now, RETRY_AFTER, HoldPlace::Connection).is_none());
         }
     }
 
     #[test]
     fn held_refusals_and_remembered_clients_are_bounded() {
         // Room for 16 held refusals; one client can have two of them.
-        let refusals = Refusals::new(16);
+        let refusals = Refusals::new(16, 0);
         let now = Instant::now();
         let mut held_refusals = Vec::new();
         for number in 0..20 {
@@ -278,7 +303,7 @@ mod tests {
                 assert!(hold_time(&refusals, number, now).is_none());
             }
             let mut of_client = 0;
-            while let Some(held) = refusals.hold(client(number), now, now, RETRY_AFTER) {
+            while let Some(held) = refusals.hold(client(number), now, now, RETRY_AFTER, HoldPlace::Connection) {
                 held_refusals.push(held);
                 of_client += 1;
             }
@@ -299,7 +324,7 @@ mod tests {
 
     #[test]
     fn a_flood_of_refusals_is_logged_as_a_count() {
-        let refusals = Refusals::new(64);
+        let refusals = Refusals::new(64, 64);
         let now = Instant::now();
         let is_logged = |now| refusals.count_for_log("login", StatusCode::SERVICE_UNAVAILABLE, now);
         assert_eq!((0..1000).filter(|_| is_logged(now)).count(), 10);

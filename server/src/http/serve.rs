@@ -33,6 +33,7 @@ use tracing::{debug, error, info, warn};
 
 use super::{
     budgets::ConnectionPermit,
+    parked::{Parked, ParkedConnection, ParkedRefusal, http1_bytes},
     pipeline::{PipelineResponse, Service},
     response::Body,
     timeouts::{ActiveRequest, ConnectionState, TimeoutStream},
@@ -117,14 +118,20 @@ pub async fn serve(listener: TcpListener, service: Service, drain: Drain) {
         if let Err(error) = stream.set_nodelay(true) {
             debug!(%error, "TCP_NODELAY could not be set");
         }
-        // The future is boxed, because it is large, and is moved several times.
+        // The future is boxed, because it is large, is moved several times, and ends before a held refusal.
         let connection =
             Box::pin(serve_connection(builder.clone(), stream, peer, permit, service.clone(), drain.clone()));
-        let abandoned = abandoned.clone();
+        let (abandoned, begun) = (abandoned.clone(), drain.begun());
         connections.spawn(async move {
+            let served = async {
+                let parked = connection.await;
+                if let Some(parked) = parked {
+                    parked.finish(&begun).await;
+                }
+            };
             tokio::select! {
                 () = abandoned.cancelled() => {}
-                () = connection => {}
+                () = served => {}
             }
         });
     }
@@ -169,7 +176,7 @@ pub(super) fn connection_builder() -> Builder<TokioExecutor> {
     builder
 }
 
-/// Serves one connection until it ends.
+/// Serves one connection until it ends. If its last response is held, returns what is left of the connection.
 pub(super) async fn serve_connection<T>(
     builder: Builder<TokioExecutor>,
     stream: T,
@@ -177,14 +184,16 @@ pub(super) async fn serve_connection<T>(
     permit: ConnectionPermit,
     service: Service,
     drain: Drain,
-) where
+) -> Option<ParkedConnection<T>>
+where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let _open = service.track_connection();
     let shared = Arc::new(ConnectionState::default());
-    let goaway = service.timeouts().goaway;
+    let timeouts = service.timeouts();
     let slot = permit.slot_permit();
-    let io = TokioIo::new(TimeoutStream::new(stream, Arc::clone(&shared), service.clone(), permit));
+    let (stream, returned) = TimeoutStream::new(stream, Arc::clone(&shared), service.clone(), permit);
+    let io = TokioIo::new(stream);
     let requests = {
         let (shared, drain) = (Arc::clone(&shared), drain.clone());
         service_fn(move |request: Request<Incoming>| {
@@ -195,6 +204,10 @@ pub(super) async fn serve_connection<T>(
                 let PipelineResponse { mut response, held } =
                     service.handle(request, peer, active_request.is_alone(), slot).await;
                 if let Some(held) = held {
+                    if held.closes_connection() {
+                        active_request.park(ParkedRefusal::new(http1_bytes(response), held));
+                        return Err(Parked);
+                    }
                     held.wait(&drain.begun).await;
                 }
                 active_request.response_ready();
@@ -202,45 +215,55 @@ pub(super) async fn serve_connection<T>(
                 if version <= Version::HTTP_11 && drain.begun.is_cancelled() {
                     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
                 }
-                Ok::<_, Infallible>(response.map(|body| TrackedBody { body, request: active_request }))
+                Ok(response.map(|body| TrackedBody { body, request: active_request }))
             }
         })
     };
-    let mut connection = pin!(builder.serve_connection(io, requests));
-    let mut begun = pin!(drain.begun.cancelled());
-    let mut closing = pin!(drain.closing.cancelled());
-    let (mut has_begun, mut is_closing, mut is_shutdown_sent) = (false, false, false);
-    let mut goaway_timer: Option<Pin<Box<Sleep>>> = None;
-    let served = poll_fn(|cx| {
-        loop {
-            has_begun = has_begun || begun.as_mut().poll(cx).is_ready();
-            is_closing = is_closing || closing.as_mut().poll(cx).is_ready();
-            // An idle HTTP/1 connection stays open until the listener stops accepting connections: its client may be
-            // sending a request at this moment.
-            if !is_shutdown_sent && (is_closing || (has_begun && shared.is_http2() && shared.has_served())) {
-                is_shutdown_sent = true;
-                connection.as_mut().graceful_shutdown();
+    let served = {
+        let mut connection = pin!(builder.serve_connection(io, requests));
+        let mut begun = pin!(drain.begun.cancelled());
+        let mut closing = pin!(drain.closing.cancelled());
+        let (mut has_begun, mut is_closing, mut is_shutdown_sent) = (false, false, false);
+        let mut goaway_timer: Option<Pin<Box<Sleep>>> = None;
+        poll_fn(|cx| {
+            loop {
+                has_begun = has_begun || begun.as_mut().poll(cx).is_ready();
+                is_closing = is_closing || closing.as_mut().poll(cx).is_ready();
+                // An idle HTTP/1 connection stays open until the listener stops accepting connections: its client may
+                // be sending a request at this moment.
+                if !is_shutdown_sent && (is_closing || (has_begun && shared.is_http2() && shared.has_served())) {
+                    is_shutdown_sent = true;
+                    connection.as_mut().graceful_shutdown();
+                }
+                // An idle HTTP/2 connection is closed here. Otherwise pings would keep it open while other connections
+                // wait for its slots.
+                if goaway_timer.is_none() && shared.is_idle_expired() {
+                    goaway_timer = Some(Box::pin(sleep(timeouts.goaway)));
+                    connection.as_mut().graceful_shutdown();
+                }
+                let polled = connection.as_mut().poll(cx);
+                let has_just_expired = goaway_timer.is_none() && shared.is_idle_expired();
+                if polled.is_pending() && has_just_expired {
+                    continue;
+                }
+                if polled.is_pending() && goaway_timer.as_mut().is_some_and(|timer| timer.as_mut().poll(cx).is_ready())
+                {
+                    return Poll::Ready(Ok(()));
+                }
+                return polled;
             }
-            // An idle HTTP/2 connection is closed here. Otherwise pings would keep it open while other connections wait
-            // for its slots.
-            if goaway_timer.is_none() && shared.is_idle_expired() {
-                goaway_timer = Some(Box::pin(sleep(goaway)));
-                connection.as_mut().graceful_shutdown();
-            }
-            let polled = connection.as_mut().poll(cx);
-            let has_just_expired = goaway_timer.is_none() && shared.is_idle_expired();
-            if polled.is_pending() && has_just_expired {
-                continue;
-            }
-            if polled.is_pending() && goaway_timer.as_mut().is_some_and(|timer| timer.as_mut().poll(cx).is_ready()) {
-                return Poll::Ready(Ok(()));
-            }
-            return polled;
-        }
-    });
-    if let Err(error) = served.await {
+        })
+        .await
+    };
+    if let Some(refusal) = shared.take_parked() {
+        // The connection is dropped, so it has returned its stream.
+        let stream = returned.await.ok()?;
+        return Some(ParkedConnection { stream, refusal, timeouts });
+    }
+    if let Err(error) = served {
         debug!(%error, "a connection broke");
     }
+    None
 }
 
 // === impl Drain ===
@@ -253,6 +276,11 @@ impl Drain {
     /// Begins the drain; further calls have no effect.
     pub fn begin(&self) {
         self.begun.cancel();
+    }
+
+    /// A token that is cancelled when the drain begins.
+    pub(super) fn begun(&self) -> CancellationToken {
+        self.begun.clone()
     }
 
     /// A token that is cancelled when the listener stops accepting connections. Responses without an end must end when

@@ -132,7 +132,10 @@ impl TestServer {
         let drain = self.drain.clone();
         tokio::spawn(async move {
             let permit = service.admit(service.acquire_slot().await, peer).expect("a slot for the connection");
-            serve_connection(connection_builder(), server, peer, permit, service, drain).await;
+            let begun = drain.begun();
+            if let Some(parked) = serve_connection(connection_builder(), server, peer, permit, service, drain).await {
+                parked.finish(&begun).await;
+            }
         });
         client
     }

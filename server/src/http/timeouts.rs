@@ -17,13 +17,16 @@ use std::{
 };
 
 use futures::task::AtomicWaker;
+use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
+    sync::oneshot,
     time::{Instant, Sleep, sleep_until},
 };
 
 use super::{
     budgets::{ConnectionPermit, FREE_HEAD},
+    parked::ParkedRefusal,
     pipeline::Service,
     quota::Exhausted,
 };
@@ -76,6 +79,8 @@ pub struct ConnectionState {
     has_served: AtomicBool,
     /// Whether the idle timeout of an HTTP/2 connection has expired.
     is_idle_expired: AtomicBool,
+    /// The last response of the connection, if it is held without the connection.
+    parked: Mutex<Option<ParkedRefusal>>,
     /// Wakes the task of the connection when a response is ready or completely written, so that the timeouts are
     /// checked again. hyper itself waits only for bytes.
     connection_waker: AtomicWaker,
@@ -91,7 +96,7 @@ pub struct ActiveRequest {
 
 /// A stream with timeouts, below hyper.
 pub struct TimeoutStream<T> {
-    io: T,
+    io: ReturnedStream<T>,
     shared: Arc<ConnectionState>,
     service: Service,
     timeouts: Timeouts,
@@ -106,6 +111,13 @@ pub struct TimeoutStream<T> {
     write_timer: Option<Pin<Box<Sleep>>>,
     linger: Option<Linger>,
     has_ended: bool,
+}
+
+/// The stream of a connection. When hyper drops the connection, the stream is sent to `receiver`.
+struct ReturnedStream<T> {
+    /// Present until this value is dropped.
+    stream: Option<T>,
+    receiver: Option<oneshot::Sender<T>>,
 }
 
 /// The detected HTTP version.
@@ -132,9 +144,11 @@ enum ReadState {
     Headers(Instant),
 }
 
-struct Linger {
+/// Reads and discards what a client still sends after the response.
+pub struct Linger {
     until: Pin<Box<Sleep>>,
     bytes_left: usize,
+    has_ended: bool,
 }
 
 // === impl Timeouts ===
@@ -176,6 +190,11 @@ impl ConnectionState {
     pub fn is_idle_expired(&self) -> bool {
         self.is_idle_expired.load(Ordering::Relaxed)
     }
+
+    /// Removes the response that is held without the connection.
+    pub fn take_parked(&self) -> Option<ParkedRefusal> {
+        self.parked.lock().take()
+    }
 }
 
 // === impl ActiveRequest ===
@@ -195,6 +214,11 @@ impl ActiveRequest {
         }
     }
 
+    /// Keeps the response until the connection has ended, which must happen now.
+    pub fn park(&self, refusal: ParkedRefusal) {
+        *self.shared.parked.lock() = Some(refusal);
+    }
+
     /// Records that a part of the response is written.
     pub fn record_write(&self) {
         self.shared.activity.fetch_add(1, Ordering::Relaxed);
@@ -212,11 +236,18 @@ impl Drop for ActiveRequest {
 // === impl TimeoutStream ===
 
 impl<T> TimeoutStream<T> {
-    pub fn new(io: T, shared: Arc<ConnectionState>, service: Service, permit: ConnectionPermit) -> Self {
+    /// The receiver gets `io` when the new stream is dropped.
+    pub fn new(
+        io: T,
+        shared: Arc<ConnectionState>,
+        service: Service,
+        permit: ConnectionPermit,
+    ) -> (Self, oneshot::Receiver<T>) {
         let timeouts = service.timeouts();
         let deadline = Instant::now() + timeouts.head;
-        Self {
-            io,
+        let (receiver, returned) = oneshot::channel();
+        let stream = Self {
+            io: ReturnedStream { stream: Some(io), receiver: Some(receiver) },
             shared,
             service,
             timeouts,
@@ -229,7 +260,8 @@ impl<T> TimeoutStream<T> {
             write_timer: None,
             linger: None,
             has_ended: false,
-        }
+        };
+        (stream, returned)
     }
 
     /// Updates the read state and its deadline after requests have arrived, got their response, or ended.
@@ -290,7 +322,7 @@ impl<T> TimeoutStream<T> {
     }
 
     /// Ends a connection that does not get the connection slots or the request bytes that it needs: over HTTP/1 with a
-    /// 503, over HTTP/2 without a response.
+    /// 503, which is held if the client has returned early, and over HTTP/2 without a response.
     fn refuse(&mut self, cx: &mut Context<'_>) -> io::Error
     where
         T: AsyncWrite + Unpin,
@@ -299,7 +331,16 @@ impl<T> TimeoutStream<T> {
             self.service.record_http2_refused();
         } else if self.write_timer.is_none() {
             let answer = self.service.head_refused_response();
-            let _ = Pin::new(&mut self.io).poll_write(cx, &answer);
+            let began = match self.read_state {
+                ReadState::Headers(deadline) => deadline - self.timeouts.head,
+                _ => Instant::now(),
+            };
+            match self.permit.client().and_then(|client| self.service.hold_refused_head(client, began)) {
+                Some(held) => *self.shared.parked.lock() = Some(ParkedRefusal::new(answer, held)),
+                None => {
+                    let _ = self.io.pin().poll_write(cx, &answer);
+                }
+            }
         }
         self.has_ended = true;
         io::Error::other(Exhausted)
@@ -342,7 +383,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for TimeoutStream<T> {
         // Read in steps that never fill hyper's buffer, so that hyper does not allocate a larger buffer.
         let before = buf.filled().len();
         let mut step = ReadBuf::new(buf.initialize_unfilled_to(MAX_READ_BYTES.min(buf.remaining())));
-        match Pin::new(&mut this.io).poll_read(cx, &mut step) {
+        match this.io.pin().poll_read(cx, &mut step) {
             Poll::Ready(Ok(())) => {
                 let received = step.filled().len();
                 buf.advance(received);
@@ -374,7 +415,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for TimeoutStream<T> {
                 // Do not write into the middle of a response that is still being written.
                 if matches!(this.http_version, HttpVersion::Http1) && this.write_timer.is_none() {
                     let answer = this.service.head_timeout_response();
-                    let _ = Pin::new(&mut this.io).poll_write(cx, &answer);
+                    let _ = this.io.pin().poll_write(cx, &answer);
                 }
                 Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
             }
@@ -385,7 +426,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for TimeoutStream<T> {
 impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TimeoutStream<T> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        let wrote = Pin::new(&mut this.io).poll_write(cx, bytes);
+        let wrote = this.io.pin().poll_write(cx, bytes);
         this.time_out_write(cx, wrote)
     }
 
@@ -395,38 +436,77 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TimeoutStream<T> {
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        let wrote = Pin::new(&mut this.io).poll_write_vectored(cx, slices);
+        let wrote = this.io.pin().poll_write_vectored(cx, slices);
         this.time_out_write(cx, wrote)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
+        self.io.get().is_write_vectored()
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_flush(cx)
+        self.get_mut().io.pin().poll_flush(cx)
     }
 
     /// Closes the write side. Then, for a while, reads and discards what the client still sends.
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if this.linger.is_none() {
-            ready!(Pin::new(&mut this.io).poll_shutdown(cx))?;
-            let until = Box::pin(sleep_until(Instant::now() + this.timeouts.linger));
-            this.linger = Some(Linger { until, bytes_left: MAX_LINGER_BYTES });
+            ready!(this.io.pin().poll_shutdown(cx))?;
+            this.linger = Some(Linger { has_ended: this.has_ended, ..Linger::new(this.timeouts.linger) });
         }
-        let Some(linger) = &mut this.linger else { return Poll::Ready(Ok(())) };
-        let mut scratch = [0; MAX_LINGER_READ_BYTES];
-        while !this.has_ended && linger.bytes_left > 0 && linger.until.as_mut().poll(cx).is_pending() {
-            let mut buf = ReadBuf::new(&mut scratch);
-            match Pin::new(&mut this.io).poll_read(cx, &mut buf) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(Ok(())) if !buf.filled().is_empty() => {
-                    linger.bytes_left = linger.bytes_left.saturating_sub(buf.filled().len());
-                }
-                Poll::Ready(Ok(()) | Err(_)) => this.has_ended = true,
-            }
+        if let Some(linger) = &mut this.linger {
+            ready!(linger.poll_discard(this.io.pin().get_mut(), cx));
+            this.has_ended = true;
         }
         Poll::Ready(Ok(()))
+    }
+}
+
+// === impl ReturnedStream ===
+
+impl<T> ReturnedStream<T> {
+    fn get(&self) -> &T {
+        self.stream.as_ref().expect("the stream is present until this value is dropped")
+    }
+}
+
+impl<T: Unpin> ReturnedStream<T> {
+    fn pin(&mut self) -> Pin<&mut T> {
+        Pin::new(self.stream.as_mut().expect("the stream is present until this value is dropped"))
+    }
+}
+
+impl<T> Drop for ReturnedStream<T> {
+    fn drop(&mut self) {
+        if let (Some(stream), Some(receiver)) = (self.stream.take(), self.receiver.take()) {
+            // Without a receiver, the stream is closed.
+            let _ = receiver.send(stream);
+        }
+    }
+}
+
+// === impl Linger ===
+
+impl Linger {
+    pub fn new(duration: Duration) -> Self {
+        let until = Box::pin(sleep_until(Instant::now() + duration));
+        Self { until, bytes_left: MAX_LINGER_BYTES, has_ended: false }
+    }
+
+    /// Reads and discards until the client has closed its side, or has sent too much, or the time is over.
+    pub fn poll_discard<T: AsyncRead + Unpin>(&mut self, stream: &mut T, cx: &mut Context<'_>) -> Poll<()> {
+        let mut scratch = [0; MAX_LINGER_READ_BYTES];
+        while !self.has_ended && self.bytes_left > 0 && self.until.as_mut().poll(cx).is_pending() {
+            let mut buf = ReadBuf::new(&mut scratch);
+            match Pin::new(&mut *stream).poll_read(cx, &mut buf) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Ok(())) if !buf.filled().is_empty() => {
+                    self.bytes_left = self.bytes_left.saturating_sub(buf.filled().len());
+                }
+                Poll::Ready(Ok(()) | Err(_)) => self.has_ended = true,
+            }
+        }
+        Poll::Ready(())
     }
 }

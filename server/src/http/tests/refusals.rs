@@ -5,8 +5,10 @@ use std::time::Duration;
 use latchkey_crds::rendered::RenderedApp;
 use serde_json::json;
 
-use super::{FailingStores, TestServer, access_token, exchange, get_request, login_request, wait_until};
-use crate::domain::client::ClientAddress;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::{FailingStores, Reply, TestServer, access_token, exchange, get_request, login_request, wait_until};
+use crate::{domain::client::ClientAddress, http::refusals::HoldPlace};
 
 /// Sends a login that must be refused. Returns how long the refusal takes.
 async fn refused_login(server: &TestServer, last: u8) -> Duration {
@@ -22,7 +24,7 @@ fn record_early_returns(server: &TestServer, last: u8, returns: u32) {
     let client = ClientAddress::from_ip([192, 0, 2, last].into());
     let mut now = tokio::time::Instant::now();
     for _ in 0..=returns {
-        server.budgets.refusals().hold(client, now, now, Duration::from_secs(5));
+        server.budgets.refusals().hold(client, now, now, Duration::from_secs(5), HoldPlace::Connection);
         now += Duration::from_secs(4);
     }
 }
@@ -113,4 +115,76 @@ async fn a_drain_sends_held_refusals_immediately() {
     let (waited, ()) = tokio::join!(refused, drained);
     assert!(waited < Duration::from_secs(4), "{waited:?}");
     assert_eq!(server.budgets.refusals().held_count(), 0);
+}
+
+/// A request with a body that does not fit an exhausted budget.
+const LARGE_BODY: &[u8] = b"POST /v1/shop/email/login HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n\
+                            Content-Length: 65536\r\n\r\n{";
+
+/// Takes all request bytes until the result is dropped.
+fn exhaust_budget(server: &TestServer) -> impl Sized {
+    server.budgets.request_bytes().try_acquire(None, 16 << 20).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn held_refusals_of_large_bodies_occupy_no_connection() {
+    let server = TestServer::new(FailingStores::Overloaded);
+    let _all = exhaust_budget(&server);
+    let service = server.public();
+    let addresses = 2..14;
+    for last in addresses.clone() {
+        record_early_returns(&server, last, 10);
+    }
+    // The listener has 1,434 connections.
+    let began = tokio::time::Instant::now();
+    let mut clients = Vec::new();
+    for last in addresses.cycle().take(3_000) {
+        let mut client = server.connect_from(service.clone(), last);
+        client.write_all(LARGE_BODY).await.unwrap();
+        clients.push(client);
+    }
+    wait_until("the refusals are held", || server.budgets.refusals().held_count() == 3_000).await;
+    let document = exchange(server.connect_from(service.clone(), 1), get_request("/openapi.json", "").as_bytes()).await;
+    assert_eq!(document.status, 200);
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    for mut client in clients {
+        let mut reply = Vec::new();
+        client.read_to_end(&mut reply).await.unwrap();
+        assert!(began.elapsed() >= Duration::from_secs(4), "{:?}", began.elapsed());
+        let reply = Reply::parse(&reply);
+        reply.assert_refused(503, "temporarily_unavailable");
+        assert_eq!((reply.header("connection"), reply.header("retry-after")), (Some("close"), Some("5")));
+        assert_eq!(reply.header("content-length"), Some(reply.body.len().to_string().as_str()));
+    }
+    wait_until("no refusal is held", || server.budgets.refusals().held_count() == 0).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_refusal_of_a_large_head_is_held() {
+    let server = TestServer::new(FailingStores::Overloaded);
+    let _all = exhaust_budget(&server);
+    record_early_returns(&server, 2, 10);
+    let head = format!("GET /openapi.json HTTP/1.1\r\nX-Filler: {}", "x".repeat(20_000));
+    for (last, hold) in [(1, 0), (2, 4)] {
+        let began = tokio::time::Instant::now();
+        let reply = exchange(server.connect_from(server.public(), last), head.as_bytes()).await;
+        reply.assert_refused(503, "temporarily_unavailable");
+        assert_eq!(began.elapsed().as_secs(), hold);
+    }
+}
+
+#[tokio::test]
+async fn a_drain_sends_held_refusals_of_large_bodies_immediately() {
+    let server = TestServer::new(FailingStores::Overloaded);
+    let _all = exhaust_budget(&server);
+    record_early_returns(&server, 1, 10);
+    let refused = exchange(server.connect(server.public()), LARGE_BODY);
+    let drained = async {
+        wait_until("the refusal is held", || server.budgets.refusals().held_count() == 1).await;
+        server.drain.begin();
+    };
+    let began = tokio::time::Instant::now();
+    let (reply, ()) = tokio::join!(refused, drained);
+    reply.assert_refused(503, "temporarily_unavailable");
+    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
 }
