@@ -43,6 +43,7 @@ use latchkey_server::{
     webhooks::{self, EventSender, WebhookMetrics, WebhookWorker},
 };
 use prometheus_client::registry::Registry;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{
     net::{TcpListener, TcpSocket},
     signal::unix::{SignalKind, signal},
@@ -123,12 +124,22 @@ async fn outbox(database: &DatabaseArgs, command: OutboxCommand) -> Result<()> {
     Ok(())
 }
 
+/// Raises the soft limit on file descriptors to the hard limit. Container runtimes can set a soft limit of 1,024, for
+/// programs that use select(2). The budgets (`http/budgets.rs`) allow more connections and held refusals than that.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+        warn!(%error, "the limit on file descriptors could not be raised");
+    }
+}
+
 /// Connects all parts of the server and runs it until it is stopped. It is one function, because the parts depend on
 /// each other in this order, and most of them are used only here.
 async fn serve(serve: ServeArgs, database: &DatabaseArgs) -> Result<()> {
     if !serve.provider_hosts.is_empty() && !serve.allow_insecure {
         bail!("--provider-host is for tests; it requires --allow-insecure");
     }
+    raise_descriptor_limit();
     let memory = serve.memory_limit.unwrap_or_else(memory::limit);
     let native = serve.native_hashes().map_err(anyhow::Error::msg)?;
     let hashing_options = HashingOptions { native, ..HashingOptions::default() };
@@ -449,4 +460,19 @@ fn ceilings(file: Option<&Path>) -> Result<Ceilings> {
     let text =
         fs::read_to_string(file).with_context(|| format!("cannot read {} (--limit-ceilings)", file.display()))?;
     serde_json::from_str(&text).with_context(|| format!("{} (--limit-ceilings) is not a map of limits", file.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_on_file_descriptors_is_raised_to_the_hard_limit() {
+        let limit = getrlimit(Resource::Nofile);
+        let lower = limit.maximum.map(|maximum| maximum - 1).or(Some(65_536));
+        setrlimit(Resource::Nofile, Rlimit { current: lower, ..limit }).unwrap();
+        assert_eq!(getrlimit(Resource::Nofile).current, lower);
+        raise_descriptor_limit();
+        assert_eq!(getrlimit(Resource::Nofile).current, limit.maximum);
+    }
 }

@@ -41,7 +41,7 @@ const PROXY_HEADS_DIVISOR: usize = 2;
 /// An eighth of the connections is reserved for the administration listener and its callers in the cluster. Clients
 /// from outside the cluster cannot use these connections.
 const ADMIN_DIVISOR: usize = 8;
-/// Held refusals (error responses that are delayed) can use at most half of the public connections, because over HTTP/1
+/// Refusals that are held with their connection can use at most half of the public connections, because over HTTP/1
 /// a held refusal occupies its connection. The other half stays for requests that are not refused. This is also true if
 /// all connections come from trusted proxies, which have no limit per address.
 const HELD_REFUSALS_DIVISOR: usize = 2;

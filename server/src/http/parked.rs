@@ -5,7 +5,10 @@
 //! than the listener has connections, and a flood of requests that do not fit the budgets becomes slow
 //! (docs/decisions/0025).
 
-use std::{future::poll_fn, io::Write};
+use std::{
+    future::{Future, poll_fn},
+    io::Write,
+};
 
 use futures::FutureExt;
 use http::{HeaderMap, StatusCode, header::CONTENT_LENGTH};
@@ -24,7 +27,7 @@ use super::{
 
 /// An HTTP/1 response that closes its connection and is held.
 pub struct ParkedRefusal {
-    response: Vec<u8>,
+    response: Box<[u8]>,
     held: HeldRefusal,
 }
 
@@ -45,24 +48,26 @@ pub(super) struct Parked;
 impl ParkedRefusal {
     /// `response`: the bytes of a complete HTTP/1 response.
     pub(super) fn new(response: Vec<u8>, held: HeldRefusal) -> Self {
-        Self { response, held }
+        // Without the unused capacity of the vector: thousands of refusals can be held.
+        Self { response: response.into_boxed_slice(), held }
     }
 }
 
-// === impl ParkedConnection ===
-
-impl<T: AsyncRead + AsyncWrite + Unpin> ParkedConnection<T> {
-    /// Waits until the hold is over or the listener drains, sends the response, and closes the connection.
-    pub(super) async fn finish(mut self, drain: &CancellationToken) {
-        self.refusal.held.wait(drain).await;
-        let sent = async {
-            self.stream.write_all(&self.refusal.response).await?;
-            self.stream.shutdown().await
-        };
-        if let Ok(Ok(())) = timeout(self.timeouts.write, sent).await {
-            let mut linger = Linger::new(self.timeouts.linger);
-            poll_fn(|cx| linger.poll_discard(&mut self.stream, cx)).await;
-        }
+/// Waits until `connection` has ended. If its last response is held, waits until the hold is over or the listener
+/// drains, sends the response, and closes the socket.
+pub(super) async fn finish<T>(connection: impl Future<Output = Option<ParkedConnection<T>>>, drain: &CancellationToken)
+where
+    T: AsyncRead + AsyncWrite + Unpin,
+{
+    let Some(ParkedConnection { mut stream, refusal, timeouts }) = connection.await else { return };
+    refusal.held.wait(drain).await;
+    let sent = async {
+        stream.write_all(&refusal.response).await?;
+        stream.shutdown().await
+    };
+    if let Ok(Ok(())) = timeout(timeouts.write, sent).await {
+        let mut linger = Linger::new(timeouts.linger);
+        poll_fn(|cx| linger.poll_discard(&mut stream, cx)).await;
     }
 }
 

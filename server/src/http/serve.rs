@@ -33,7 +33,7 @@ use tracing::{debug, error, info, warn};
 
 use super::{
     budgets::ConnectionPermit,
-    parked::{Parked, ParkedConnection, ParkedRefusal, http1_bytes},
+    parked::{Parked, ParkedConnection, ParkedRefusal, finish, http1_bytes},
     pipeline::{PipelineResponse, Service},
     response::Body,
     timeouts::{ActiveRequest, ConnectionState, TimeoutStream},
@@ -123,15 +123,9 @@ pub async fn serve(listener: TcpListener, service: Service, drain: Drain) {
             Box::pin(serve_connection(builder.clone(), stream, peer, permit, service.clone(), drain.clone()));
         let (abandoned, begun) = (abandoned.clone(), drain.begun());
         connections.spawn(async move {
-            let served = async {
-                let parked = connection.await;
-                if let Some(parked) = parked {
-                    parked.finish(&begun).await;
-                }
-            };
             tokio::select! {
                 () = abandoned.cancelled() => {}
-                () = served => {}
+                () = finish(connection, &begun) => {}
             }
         });
     }

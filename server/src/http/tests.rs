@@ -15,6 +15,7 @@ use uuid::Uuid;
 use self::failing_stores::FailingStores;
 use super::{
     Budgets, Drain, HttpMetrics, Service,
+    parked::finish,
     pipeline::Endpoints,
     public_service,
     serve::{connection_builder, serve_connection},
@@ -133,9 +134,8 @@ impl TestServer {
         tokio::spawn(async move {
             let permit = service.admit(service.acquire_slot().await, peer).expect("a slot for the connection");
             let begun = drain.begun();
-            if let Some(parked) = serve_connection(connection_builder(), server, peer, permit, service, drain).await {
-                parked.finish(&begun).await;
-            }
+            let connection = serve_connection(connection_builder(), server, peer, permit, service, drain);
+            finish(Box::pin(connection), &begun).await;
         });
         client
     }

@@ -113,11 +113,11 @@ pub struct TimeoutStream<T> {
     has_ended: bool,
 }
 
-/// The stream of a connection. When hyper drops the connection, the stream is sent to `receiver`.
+/// The stream of a connection. When hyper drops the connection, `sender` sends the stream back.
 struct ReturnedStream<T> {
     /// Present until this value is dropped.
     stream: Option<T>,
-    receiver: Option<oneshot::Sender<T>>,
+    sender: Option<oneshot::Sender<T>>,
 }
 
 /// The detected HTTP version.
@@ -191,6 +191,11 @@ impl ConnectionState {
         self.is_idle_expired.load(Ordering::Relaxed)
     }
 
+    /// Keeps the response until the connection has ended, which must happen now.
+    fn park(&self, refusal: ParkedRefusal) {
+        *self.parked.lock() = Some(refusal);
+    }
+
     /// Removes the response that is held without the connection.
     pub fn take_parked(&self) -> Option<ParkedRefusal> {
         self.parked.lock().take()
@@ -216,7 +221,7 @@ impl ActiveRequest {
 
     /// Keeps the response until the connection has ended, which must happen now.
     pub fn park(&self, refusal: ParkedRefusal) {
-        *self.shared.parked.lock() = Some(refusal);
+        self.shared.park(refusal);
     }
 
     /// Records that a part of the response is written.
@@ -245,9 +250,9 @@ impl<T> TimeoutStream<T> {
     ) -> (Self, oneshot::Receiver<T>) {
         let timeouts = service.timeouts();
         let deadline = Instant::now() + timeouts.head;
-        let (receiver, returned) = oneshot::channel();
+        let (sender, returned) = oneshot::channel();
         let stream = Self {
-            io: ReturnedStream { stream: Some(io), receiver: Some(receiver) },
+            io: ReturnedStream { stream: Some(io), sender: Some(sender) },
             shared,
             service,
             timeouts,
@@ -336,7 +341,7 @@ impl<T> TimeoutStream<T> {
                 _ => Instant::now(),
             };
             match self.permit.client().and_then(|client| self.service.hold_refused_head(client, began)) {
-                Some(held) => *self.shared.parked.lock() = Some(ParkedRefusal::new(answer, held)),
+                Some(held) => self.shared.park(ParkedRefusal::new(answer, held)),
                 None => {
                     let _ = self.io.pin().poll_write(cx, &answer);
                 }
@@ -479,9 +484,9 @@ impl<T: Unpin> ReturnedStream<T> {
 
 impl<T> Drop for ReturnedStream<T> {
     fn drop(&mut self) {
-        if let (Some(stream), Some(receiver)) = (self.stream.take(), self.receiver.take()) {
+        if let (Some(stream), Some(sender)) = (self.stream.take(), self.sender.take()) {
             // Without a receiver, the stream is closed.
-            let _ = receiver.send(stream);
+            let _ = sender.send(stream);
         }
     }
 }

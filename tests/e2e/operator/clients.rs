@@ -479,9 +479,9 @@ async fn a_rotation_happens_once_even_if_the_leader_is_killed() {
         assert_eq!(authentication["sha256"], sha256(&client_secret(&install, "grafana").await));
         leader.start().unwrap();
         wait_until_ready(&install, tenant, "grafana").await;
-        // If the new leader rotated a second time, it would do so before this other Client becomes Ready. Then the Secret
-        // and the document would have other values, and the audit log two updates of the Secret. The log can also have
-        // none: if the killed leader sent the update, the API server may not have logged its success.
+        // If the new leader rotated a second time, it would do so before this other Client becomes Ready. Then the
+        // Secret and the document would have other values, and the audit log two updates of the Secret. The log can
+        // also have none: if the killed leader sent the update, the API server may not have logged its success.
         let other = format!("other-{round}");
         apply_client(&install, &app, &other, &json!({})).await;
         wait_until_ready(&install, tenant, &other).await;

@@ -8,7 +8,14 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::{FailingStores, Reply, TestServer, access_token, exchange, get_request, login_request, wait_until};
-use crate::{domain::client::ClientAddress, http::refusals::HoldPlace};
+use crate::{
+    domain::client::ClientAddress,
+    http::{
+        error::Problem,
+        parked::{ParkedConnection, ParkedRefusal, finish, http1_bytes},
+        refusals::HoldPlace,
+    },
+};
 
 /// Sends a login that must be refused. Returns how long the refusal takes.
 async fn refused_login(server: &TestServer, last: u8) -> Duration {
@@ -187,4 +194,21 @@ async fn a_drain_sends_held_refusals_of_large_bodies_immediately() {
     let (reply, ()) = tokio::join!(refused, drained);
     reply.assert_refused(503, "temporarily_unavailable");
     assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn a_refusal_that_is_held_without_its_connection_needs_little_memory() {
+    let server = TestServer::new(FailingStores::Overloaded);
+    record_early_returns(&server, 1, 10);
+    let (client, now) = (ClientAddress::from_ip([192, 0, 2, 1].into()), tokio::time::Instant::now());
+    let held = server.budgets.refusals().hold(client, now, now, Duration::from_secs(5), HoldPlace::Socket).unwrap();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let stream = tokio::net::TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let response = http1_bytes(Problem::over_budget().to_response("0197f0a5-5c1e-7f3a-9d52-6f1c1f0f7c11"));
+    let response_bytes = response.len();
+    let parked = ParkedConnection { stream, refusal: ParkedRefusal::new(response, held), timeouts: server.timeouts };
+    let drain = server.drain.begun();
+    let task_bytes = size_of_val(&finish(std::future::ready(Some(parked)), &drain));
+    // In addition, tokio needs a header for the task, and a registration for the socket.
+    assert!(task_bytes + response_bytes + 512 <= 2048, "{task_bytes} + {response_bytes}");
 }
