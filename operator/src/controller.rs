@@ -336,4 +336,23 @@ mod tests {
         timeout(Duration::from_secs(60), async { tokio::join!(controller, stopping) }).await.unwrap();
         assert_eq!((BEGUN.load(Ordering::SeqCst), ENDED.load(Ordering::SeqCst)), (max, max));
     }
+
+    #[tokio::test]
+    async fn no_reconcile_begins_after_the_stop() {
+        static BEGUN: AtomicUsize = AtomicUsize::new(0);
+        fn reconcile(_: Arc<DeserializeGuard<App>>, _: Arc<Context>) -> BoxFuture<'static, Result<Action, Error>> {
+            BEGUN.fetch_add(1, Ordering::SeqCst);
+            future::ready(Ok(Action::await_change())).boxed()
+        }
+        let context = context(MockApi::default().client()).0.shared();
+        // `select!` chooses at random if both the stop and the queue are ready.
+        for _ in 0..50 {
+            let (queue, queued) = mpsc::unbounded_channel();
+            queue.send(NamespacedName::new("shop", "1")).unwrap();
+            let stop = CancellationToken::new();
+            stop.cancel();
+            run("app", reconcile, app::report_panic, &context, get, queued, &stop).await;
+        }
+        assert_eq!(BEGUN.load(Ordering::SeqCst), 0);
+    }
 }

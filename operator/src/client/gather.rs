@@ -135,6 +135,11 @@ pub(crate) async fn select_for_app(app: &App, app_id: &AppId, context: &Context)
 /// decision that it is not considered. Clients without a grant are in neither list: their own reconcile finds out that
 /// there is no grant.
 fn consider(app: &App, app_name: &NamespacedName, context: &Context) -> (Vec<Considered>, Vec<Decision>) {
+    decode_oldest(find_granted(app, app_name, context), app_name, context)
+}
+
+/// Returns the Clients that refer to the App from a granted namespace, the oldest first.
+fn find_granted(app: &App, app_name: &NamespacedName, context: &Context) -> Vec<(NamespacedName, ClientSummary)> {
     let objects = &context.objects;
     let reference = ClientReference::App { namespace: app_name.namespace(), name: app_name.name() };
     let mut grants: HashMap<String, bool> = HashMap::new();
@@ -154,7 +159,16 @@ fn consider(app: &App, app_name: &NamespacedName, context: &Context) -> (Vec<Con
         })
         .collect();
     found.sort_by(|(one_name, one), (other_name, other)| (one.created, one_name).cmp(&(other.created, other_name)));
+    found
+}
 
+/// Decodes the first Clients, up to the maximum numbers. Returns the decision that it is not considered for each of the
+/// others.
+fn decode_oldest(
+    found: Vec<(NamespacedName, ClientSummary)>,
+    app_name: &NamespacedName,
+    context: &Context,
+) -> (Vec<Considered>, Vec<Decision>) {
     let (mut considered, mut decisions) = (Vec::new(), Vec::new());
     let (mut by_namespace, mut foreign): (HashMap<String, usize>, usize) = (HashMap::new(), 0);
     for (name, summary) in found {
@@ -167,7 +181,7 @@ fn consider(app: &App, app_name: &NamespacedName, context: &Context) -> (Vec<Con
         };
         if !is_within {
             decisions.push(too_many(name, &summary));
-        } else if let Some(client) = objects.clients.get(&name)
+        } else if let Some(client) = context.objects.clients.get(&name)
             // A Client that was deleted and created again in the meantime can refer to another App. Its creation queues
             // a reconcile.
             && client.uid().unwrap_or_default() == summary.uid

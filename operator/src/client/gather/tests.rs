@@ -94,6 +94,24 @@ async fn clients_are_considered_in_the_order_of_age_then_namespace_and_name() {
 }
 
 #[tokio::test]
+async fn a_client_that_is_recreated_for_another_app_during_the_selection_is_not_considered() {
+    let cluster = TestCluster::new(&MockApi::default());
+    let (app, app_name) = (app(json!({})), NamespacedName::new("identity", "platform"));
+    cluster.add(client("argo", json!({})));
+    cluster.add(client("grafana", json!({})));
+    let found = find_granted(&app, &app_name, &cluster.context);
+    assert_eq!(found.len(), 2);
+    cluster.delete("grafana");
+    let mut recreated = client("grafana", json!({ "appRef": { "name": "another" } }));
+    recreated["metadata"]["uid"] = json!("another");
+    cluster.add(recreated);
+    let (considered, decisions) = decode_oldest(found, &app_name, &cluster.context);
+    let names: Vec<_> = considered.iter().map(|one| one.name.name()).collect();
+    assert_eq!(names, ["argo"]);
+    assert!(decisions.is_empty());
+}
+
+#[tokio::test]
 async fn an_undecodable_client_is_found_in_the_document_by_its_uid_after_a_start() {
     let script = with_document(2, &["grafana", "argo"]);
     let cluster = TestCluster::new(&script);
