@@ -106,8 +106,8 @@ fn import_files() {
         check_input(&args, &text);
         let messages = check_input(&args, &joined);
         // The messages about `text` are not checked: they can quote an ID from `text`, and this ID can contain `SECRET`
-        // by chance.
-        assert!(!messages.contains(SECRET), "{messages}");
+        // by chance. The same holds for the fields of a CSV file. A file from Cognito contains no secrets.
+        assert!(!messages.contains(SECRET) || matches!(format, Format::Cognito), "{messages}");
     });
 }
 

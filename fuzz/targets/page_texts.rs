@@ -76,7 +76,8 @@ fn check_file(file: &str) {
         // If the variables are removed, no brace is left.
         assert!(!text.format(|_| "").contains(['{', '}']), "{written:?}");
     }
+    let lines = file.split('\n').count();
     for error in &checked.errors {
-        assert!(error.line >= 1 && error.line <= file.split('\n').count(), "{error}");
+        assert!((1..=lines).contains(&error.line), "{error}");
     }
 }

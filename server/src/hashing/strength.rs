@@ -4,10 +4,16 @@ use zxcvbn::{Entropy, zxcvbn};
 
 use crate::domain::password::MAX_PASSWORD_CHARS;
 
-/// The maximum number of characters that zxcvbn scores in one call. The time grows with the square of the length. For a
-/// keyboard pattern, zxcvbn also computes 4^turns, where turns is the number of changes of direction, because a key has
-/// 4 neighbours on average. A pattern of 32 characters has at most 31 turns: 4^31 fits in 64 bits, 4^32 does not.
-const MAX_SCORED_CHARS: usize = 32;
+/// The maximum length of a password, in characters, that zxcvbn scores in one call. The time grows with the square of
+/// the length. For a keyboard pattern, zxcvbn also computes 4^turns, where turns is the number of changes of direction,
+/// because a key has 4 neighbours on average. A pattern of 32 characters has at most 31 turns: 4^31 fits in 64 bits,
+/// 4^32 does not.
+const MAX_WHOLE_CHARS: usize = 32;
+/// The maximum length, in characters, of the parts of a longer password. Parts are shorter than [`MAX_WHOLE_CHARS`],
+/// because up to eight calls of zxcvbn are necessary to score them.
+const MAX_PART_CHARS: usize = 20;
+/// The maximum number of characters of a longer password that are scored. Further characters are ignored.
+const MAX_SCORED_CHARS: usize = 48;
 /// The longest run of keypad keys that is scored. A keypad key has 5 neighbours on average, and a run of 28 keys has at
 /// most 27 changes of direction: 5^27 fits in 64 bits, 5^28 does not.
 const MAX_KEYPAD_RUN: usize = 28;
@@ -16,16 +22,16 @@ const KEYPAD: &str = "0123456789*+-./=";
 /// The maximum number of guess words. Further guess words are ignored. An ordinary email address and name give fewer
 /// than 15.
 const MAX_GUESSES: usize = 24;
-/// The maximum product of the number of interpretations and the square of the length. An interpretation is one way to
-/// replace the l33t symbols by letters. zxcvbn searches its dictionaries once per interpretation, and the time of a
-/// search grows with the square of the length. Digits have at most 8 interpretations, so a part of the maximum length
-/// that has only digits is within the limit.
-const MAX_SEARCH_COST: usize = 8 * MAX_SCORED_CHARS * MAX_SCORED_CHARS;
+/// The maximum number of interpretations of a part, and of a password of [`MAX_WHOLE_CHARS`] characters. An
+/// interpretation is one way to replace the l33t symbols by letters. zxcvbn searches its dictionaries once per
+/// interpretation, and the time of a search grows with the square of the length. So a password of half the length may
+/// have four times as many interpretations. Digits have at most 8 interpretations.
+const MAX_INTERPRETATIONS: usize = 8;
 /// Minimum length, in characters, of the guess words and repetitions that are removed from a long password before it is
 /// split.
 const MIN_REMOVED_CHARS: usize = 8;
-/// Maximum length, in characters, of a pattern that is scored with the next part because the split may have broken it.
-const MAX_BROKEN_CHARS: usize = 12;
+/// Maximum length, in characters, of a pattern that is left out of its part because the split may have broken it.
+const MAX_BROKEN_CHARS: usize = 10;
 /// The minimum number of an attacker's attempts for each score above 0, as in zxcvbn.
 const SCORE_THRESHOLDS: [u64; 4] = [1_005, 1_000_005, 100_000_005, 10_000_000_005];
 
@@ -39,60 +45,72 @@ const REPLACEMENTS: [(char, char); 8] =
 
 /// The strength of a password, from 0 to 4, against an attacker who tries `guesses` first.
 ///
-/// This is the score of zxcvbn if the password has at most 32 characters and few interpretations of l33t symbols, as
-/// ordinary passwords do. A longer password is scored in parts, until the parts scored so far are strong: whoever
-/// guesses the whole password has guessed these parts, too.
+/// This is the score of zxcvbn if the password has at most [`MAX_WHOLE_CHARS`] characters and few interpretations of
+/// l33t symbols, as ordinary passwords do. A longer password is scored in parts, until the parts scored so far are
+/// strong: whoever guesses the whole password has guessed these parts, too.
 pub fn score(password: &str, guesses: &[String]) -> u8 {
     let mut chars: Vec<char> = password.chars().take(MAX_PASSWORD_CHARS).collect();
     let mut guesses: Vec<String> = guesses.iter().take(MAX_GUESSES).cloned().collect();
-    if chars.len() > MAX_SCORED_CHARS {
+    if chars.len() > MAX_WHOLE_CHARS {
         remove_guesses(&mut chars, &guesses);
         chars = without_repeats(chars);
     }
     for guess in &mut guesses {
-        // No part can contain a guess that is longer than a part. Such a guess is emptied rather than removed, so that
-        // the other guesses keep their rank.
-        if guess.chars().count() > MAX_SCORED_CHARS {
+        // zxcvbn cannot find a guess that is longer than the scored text. Such a guess is emptied rather than removed,
+        // so that the other guesses keep their rank.
+        if guess.chars().count() > MAX_WHOLE_CHARS {
             guess.clear();
         }
     }
-    let highest_threshold = SCORE_THRESHOLDS[SCORE_THRESHOLDS.len() - 1];
-    let mut attempts: u64 = 1;
-    let mut unscored = &chars[..];
-    while !unscored.is_empty() && attempts < highest_threshold {
-        let part = &unscored[..unscored.len().min(MAX_SCORED_CHARS)];
-        let mut estimated = estimate(part, &guesses);
-        // A pattern that the split may have broken is scored with the next part, because half of a word would look like
-        // random characters.
-        let end = start_near_the_end(&estimated);
-        unscored = match end {
-            Some(end) if part.len() < unscored.len() => {
-                estimated = estimate(&part[..end], &guesses);
-                &unscored[end..]
-            }
-            // Either nothing follows, or the last pattern is long and may continue. The rest is not scored.
-            _ => &[],
-        };
-        attempts = attempts.saturating_mul(estimated.guesses());
-    }
+    let attempts = if chars.len() <= MAX_WHOLE_CHARS {
+        estimate(&chars, &guesses, MAX_WHOLE_CHARS).guesses()
+    } else {
+        estimate_in_parts(&chars, &guesses)
+    };
     let reached = SCORE_THRESHOLDS.iter().filter(|least| attempts >= **least).count();
     u8::try_from(reached).unwrap_or(u8::MAX)
 }
 
-/// The estimate of zxcvbn for a part, after the part's interpretations and keypad runs were limited.
-fn estimate(part: &[char], guesses: &[String]) -> Entropy {
-    let (mut part, mut guesses) = (part.to_vec(), guesses.to_vec());
-    limit_interpretations(&mut part, &mut guesses);
-    limit_keypad_runs(&mut part);
-    let guesses: Vec<&str> = guesses.iter().map(String::as_str).collect();
-    zxcvbn(&part.iter().collect::<String>(), &guesses)
+/// The number of attempts after which the first parts of a long password are guessed.
+fn estimate_in_parts(chars: &[char], guesses: &[String]) -> u64 {
+    let highest_threshold = SCORE_THRESHOLDS[SCORE_THRESHOLDS.len() - 1];
+    let scored = &chars[..chars.len().min(MAX_SCORED_CHARS)];
+    let (mut attempts, mut start): (u64, usize) = (1, 0);
+    while start < scored.len() && attempts < highest_threshold {
+        let part = &scored[start..scored.len().min(start + MAX_PART_CHARS)];
+        let mut estimated = estimate(part, guesses, part.len());
+        let is_last = start + part.len() == chars.len();
+        // A pattern that the split may have broken is left out and scored with the next part, because half of a word
+        // would look like random characters. If the pattern is long, it may continue beyond the next part; the rest of
+        // the password is then not scored.
+        let end = start_near_the_end(&estimated, part.len()).filter(|_| !is_last);
+        if let Some(end) = end {
+            estimated = estimate(&part[..end], guesses, end);
+        }
+        attempts = attempts.saturating_mul(estimated.guesses().max(1));
+        match end {
+            Some(end) if start + part.len() < scored.len() => start += end,
+            _ => break,
+        }
+    }
+    attempts
 }
 
-/// The start of the first pattern that begins in the last [`MAX_BROKEN_CHARS`] characters of a part of maximum length.
-/// The split at the end of the part may have broken this pattern.
-fn start_near_the_end(estimated: &Entropy) -> Option<usize> {
+/// The estimate of zxcvbn for a text of at most `max_chars` characters, after its interpretations and keypad runs were
+/// limited.
+fn estimate(text: &[char], guesses: &[String], max_chars: usize) -> Entropy {
+    let (mut text, mut guesses) = (text.to_vec(), guesses.to_vec());
+    limit_interpretations(&mut text, &mut guesses, max_chars);
+    limit_keypad_runs(&mut text);
+    let guesses: Vec<&str> = guesses.iter().map(String::as_str).collect();
+    zxcvbn(&text.iter().collect::<String>(), &guesses)
+}
+
+/// The start of the first pattern that begins in the last [`MAX_BROKEN_CHARS`] characters of a part of this length. The
+/// split at the end of the part may have broken this pattern.
+fn start_near_the_end(estimated: &Entropy, length: usize) -> Option<usize> {
     let mut starts = estimated.sequence().iter().map(|pattern| pattern.i);
-    starts.find(|start| *start >= MAX_SCORED_CHARS - MAX_BROKEN_CHARS)
+    starts.find(|start| start + MAX_BROKEN_CHARS >= length)
 }
 
 /// Removes complete guess words, so that the split breaks none of them. Also finds guess words with other upper- and
@@ -166,11 +184,12 @@ fn without_repeats(mut chars: Vec<char>) -> Vec<char> {
     chars
 }
 
-/// Replaces symbols until zxcvbn can search all interpretations of the password in bounded time. Replaces the same
-/// symbols in the guess words, so that the guess words are still found.
-fn limit_interpretations(chars: &mut [char], guesses: &mut [String]) {
+/// Replaces symbols of a text of at most `max_chars` characters until zxcvbn can search all interpretations in bounded
+/// time. Replaces the same symbols in the guess words, so that the guess words are still found.
+fn limit_interpretations(chars: &mut [char], guesses: &mut [String], max_chars: usize) {
+    let max_cost = MAX_INTERPRETATIONS * max_chars * max_chars;
     for (symbol, replacement) in REPLACEMENTS {
-        if count_interpretations(chars) * chars.len() * chars.len() <= MAX_SEARCH_COST {
+        if count_interpretations(chars) * chars.len() * chars.len() <= max_cost {
             break;
         }
         for char in chars.iter_mut().filter(|char| **char == symbol) {
@@ -377,7 +396,7 @@ mod tests {
         }
         assert!(differences.is_empty(), "{}: {differences:?}", differences.len());
         assert!(scores.iter().all(|count| *count >= 10), "all scores occur: {scores:?}");
-        assert!(passwords.iter().any(|password| password.len() > MAX_SCORED_CHARS));
+        assert!(passwords.iter().any(|password| password.len() > MAX_WHOLE_CHARS));
     }
 
     #[test]
@@ -403,7 +422,7 @@ mod tests {
                 }
                 password += &part.repeat(1 + numbers.below(6));
             }
-            if !(MAX_SCORED_CHARS + 1..=100).contains(&password.chars().count()) {
+            if !(MAX_WHOLE_CHARS + 1..=100).contains(&password.chars().count()) {
                 continue;
             }
             tested += 1;
@@ -463,6 +482,9 @@ mod tests {
                 "ﬀİǄ",
                 "QwErTyUiOp",
                 "I1i!|l7T+t",
+                "P4$$w0rd1!|1!|",
+                "$41!|example44$4example1!|1!|",
+                "aaa444aaaaaa1!|1!|",
             ] {
                 passwords.push(cycle(text, length));
             }
@@ -542,8 +564,8 @@ mod tests {
         {
             assert_eq!(of(text), expected, "{text}");
         }
-        let mut all_symbols: Vec<char> = "4@8({[<3691!|70$5+%2".repeat(2)[..MAX_SCORED_CHARS].chars().collect();
-        limit_interpretations(&mut all_symbols, &mut []);
+        let mut all_symbols: Vec<char> = "4@8({[<3691!|70$5+%2".repeat(2)[..MAX_WHOLE_CHARS].chars().collect();
+        limit_interpretations(&mut all_symbols, &mut [], MAX_WHOLE_CHARS);
         assert_eq!(count_interpretations(&all_symbols), 8);
     }
 }
