@@ -531,7 +531,14 @@ mod tests {
         let mut engine = Argon2Engine::new(argon2_simd::Kernel::fastest(), Argon2Class::DEFAULT_NATIVE);
         let hash = shortest_time(|| drop(engine.hash(&Password::new("x"), &[7; 16])));
         for (password, guesses) in hostile_passwords() {
-            let took = shortest_time(|| assert!(score(&password, &guesses) <= 4));
+            let measure = || shortest_time(|| assert!(score(&password, &guesses) <= 4));
+            // Other tests can slow down all ten runs of one measurement.
+            let mut took = measure();
+            for _ in 0..5 {
+                if took >= hash {
+                    took = took.min(measure());
+                }
+            }
             assert!(took < hash, "{took:?}, a hash {hash:?}: {password} {guesses:?}");
         }
     }
