@@ -147,6 +147,7 @@ async fn serve(serve: ServeArgs, database: &DatabaseArgs) -> Result<()> {
     let source = DocumentSource::from_args(&serve).await?;
     let callers = callers(serve.service_account_keys.as_deref(), &source)?;
     let settings = settings(&serve)?;
+    let openapi = http::openapi::Documents::render(&settings.base_url);
     let mut registry = Registry::with_prefix("latchkey");
 
     let config_metrics = ConfigMetrics::register(&mut registry);
@@ -200,7 +201,8 @@ async fn serve(serve: ServeArgs, database: &DatabaseArgs) -> Result<()> {
     let import_metrics = ImportMetrics::register(&mut registry);
     let client_metrics = ClientMetrics::register(&mut registry);
     let env = Env::system();
-    let state = Arc::new(State { apps, stores, env, settings, callers, token_cache, import_metrics, client_metrics });
+    let state = State { apps, stores, env, settings, openapi, callers, token_cache, import_metrics, client_metrics };
+    let state = Arc::new(state);
     let registry = Arc::new(registry);
     let (public, admin, ops) = (
         bind("--public-addr", serve.public_addr)?,

@@ -6,14 +6,12 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use http::Method;
 
 use super::{
     Ports, authentication, endpoints,
     error::Problem,
     handlers::administration::{export, webhooks},
-    openapi,
     pipeline::{Endpoints, Lookup},
     request::InboundRequest,
     response::Response,
@@ -37,8 +35,6 @@ pub use query::{NumberParameter, Query};
 pub(super) struct AdministrationEndpoints<S> {
     state: Arc<State<S>>,
     limits: CallLimits,
-    /// The OpenAPI document, rendered once.
-    openapi: Bytes,
 }
 
 // === impl AdministrationEndpoints ===
@@ -46,8 +42,7 @@ pub(super) struct AdministrationEndpoints<S> {
 impl<S> AdministrationEndpoints<S> {
     /// `connections`: the maximum number of connections of the listener.
     pub(super) fn new(state: Arc<State<S>>, connections: usize) -> Self {
-        let openapi = openapi::administration_document().to_string().into();
-        Self { state, limits: CallLimits::new(connections), openapi }
+        Self { state, limits: CallLimits::new(connections) }
     }
 }
 
@@ -86,7 +81,7 @@ impl<S: Ports> Endpoints for AdministrationEndpoints<S> {
         request: InboundRequest,
     ) -> Result<Response, Problem> {
         let Some((app, right)) = app.as_deref().zip(endpoints::administration::right(route)) else {
-            return endpoints::administration::call_service(route, &self.openapi, request).await;
+            return endpoints::administration::call_service(route, &self.state.openapi.administration, request).await;
         };
         let caller = authentication::authenticate_caller(&self.state, app, &request.headers).await?;
         if right == Right::FetchEvents {

@@ -35,21 +35,20 @@ macro_rules! declare_functions {
             }
         }
 
-        /// Calls the handler of the route. `openapi` is the rendered OpenAPI document.
+        /// Calls the handler of the route.
         ///
         /// Each future is boxed separately: otherwise the future of every request would be as large as the future of
         /// the largest handler.
         pub(super) fn call<'a, S: Ports>(
             route: Route,
             state: &'a State<S>,
-            openapi: &'a Bytes,
             app: Option<&'a App>,
             request: InboundRequest,
         ) -> BoxFuture<'a, Result<Response, Problem>> {
             match (route, app) {
                 $((Route::$app_route, Some(app)) => handlers::$($app_module::)+handle(state, app, request).boxed(),)+
                 $((Route::$app_route, None))|+ => async { Err(Problem::app_not_found()) }.boxed(),
-                $((Route::$route, _) => handlers::$($module::)+handle(openapi, request).boxed(),)+
+                $((Route::$route, _) => handlers::$($module::)+handle(&state.openapi.public, request).boxed(),)+
             }
         }
     };

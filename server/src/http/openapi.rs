@@ -1,6 +1,7 @@
 //! The OpenAPI 3.1 document. It consists of the operations that the files of the handlers declare, and the schemas of
 //! their types.
 
+use bytes::Bytes;
 use latchkey_crds::types::IssuerUrl;
 use schemars::{SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
@@ -18,6 +19,26 @@ pub mod examples;
 pub mod operation;
 pub mod patterns;
 mod webhooks;
+
+/// The documents of both listeners, as JSON.
+pub struct Documents {
+    pub public: Bytes,
+    pub administration: Bytes,
+}
+
+// === impl Documents ===
+
+impl Documents {
+    /// Renders both documents for a service at `base_url`. This takes 5 MB of the heap for a moment. A server does it
+    /// before its other tasks allocate memory, because glibc can return only the top of its heap
+    /// (docs/decisions/0011-memory-of-the-servers.md).
+    pub fn render(base_url: &IssuerUrl) -> Self {
+        Self {
+            public: public_document(base_url).to_string().into(),
+            administration: administration_document().to_string().into(),
+        }
+    }
+}
 
 /// Generates the document of the public listener for a service at `base_url`.
 pub fn public_document(base_url: &IssuerUrl) -> Value {

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use futures::FutureExt;
 use http::Method;
 
@@ -10,7 +9,6 @@ use super::{
     Ports, endpoints,
     error::Problem,
     metrics::HttpMetrics,
-    openapi,
     pages::{self, PageRoute, Pages},
     pipeline::{Endpoints, Lookup},
     request::InboundRequest,
@@ -24,8 +22,6 @@ const ASSETS: &str = "/assets/";
 
 pub(super) struct PublicEndpoints<S> {
     state: Arc<State<S>>,
-    /// The OpenAPI document, rendered once.
-    openapi: Bytes,
     pages: Pages,
 }
 
@@ -42,8 +38,7 @@ pub(super) enum PublicRoute {
 
 impl<S> PublicEndpoints<S> {
     pub(super) fn new(state: Arc<State<S>>, metrics: HttpMetrics) -> Self {
-        let openapi = openapi::public_document(&state.settings.base_url).to_string().into();
-        Self { state, openapi, pages: Pages::new(metrics) }
+        Self { state, pages: Pages::new(metrics) }
     }
 
     /// Finds a page. The page itself checks the method, because the error for a wrong method is a page, too. If the App
@@ -129,9 +124,7 @@ impl<S: Ports> Endpoints for PublicEndpoints<S> {
         request: InboundRequest,
     ) -> Result<Response, Problem> {
         match (route, app) {
-            (PublicRoute::Api(route), app) => {
-                endpoints::call(route, &self.state, &self.openapi, app.as_deref(), request).await
-            }
+            (PublicRoute::Api(route), app) => endpoints::call(route, &self.state, app.as_deref(), request).await,
             (PublicRoute::Page(route), Some(app)) => {
                 // Boxed, so that the future of every request is not as large as that of a page.
                 self.pages.handle(&self.state, route, &app, request).boxed().await

@@ -15,6 +15,7 @@ use uuid::Uuid;
 use self::failing_stores::FailingStores;
 use super::{
     Budgets, Drain, HttpMetrics, Service,
+    openapi::Documents,
     parked::finish,
     pipeline::Endpoints,
     public_service,
@@ -89,6 +90,7 @@ impl TestServer {
             trusts_traceparent: false,
             pod_uid: "pod-1".to_owned(),
         };
+        let openapi = Documents::render(&settings.base_url);
         let mut registry = Registry::default();
         let metrics = HttpMetrics::register(&mut registry);
         Self {
@@ -97,6 +99,7 @@ impl TestServer {
                 stores,
                 env: Env::system(),
                 settings,
+                openapi,
                 callers: Callers::Disabled,
                 token_cache: TokenCache::default(),
                 import_metrics: ImportMetrics::default(),
