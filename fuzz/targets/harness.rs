@@ -20,12 +20,15 @@ pub(crate) fn run(name: &'static str, iterations: usize, check: impl Fn(&[u8]) +
     bolero::check!(name = name).with_iterations(iterations).for_each(|input: &[u8]| check(input));
     let slowest = Duration::from_nanos(SLOWEST.load(Ordering::Relaxed));
     if !slowest.is_zero() {
-        println!("{name}: the slowest work took {slowest:?} of CPU time, a password hash takes {:?}", *HASH_TIME);
+        let count = MEASURED.load(Ordering::Relaxed);
+        println!("{name}: the slowest of {count} took {slowest:?} of CPU time, a password hash takes {:?}", *HASH_TIME);
     }
 }
 
 /// The longest CPU time that [`assert_bounded`] has measured, in nanoseconds.
 static SLOWEST: AtomicU64 = AtomicU64::new(0);
+/// How much work [`assert_bounded`] has measured. Repeated measurements of the same work count once.
+static MEASURED: AtomicU64 = AtomicU64::new(0);
 
 /// The CPU time of one password hash. Limits on CPU time are multiples of it, because every login costs one hash.
 pub(crate) static HASH_TIME: LazyLock<Duration> = LazyLock::new(|| {
@@ -68,6 +71,7 @@ pub(crate) fn assert_bounded<T>(hashes: u32, bytes: u64, work: impl Fn() -> T) -
         assert!(time <= max_time, "takes {time:?} of CPU time, the limit for {hashes} hashes is {max_time:?}");
         assert!(heap <= bytes, "takes {heap} bytes of heap, {bytes} are allowed");
     }
+    MEASURED.fetch_add(1, Ordering::Relaxed);
     SLOWEST.fetch_max(time.as_nanos().try_into().unwrap(), Ordering::Relaxed);
     result
 }

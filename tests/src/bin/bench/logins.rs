@@ -51,8 +51,9 @@ const MAX_MEMORY_MIB: f64 = 128.0;
 pub(crate) const USERS: u32 = 2000;
 /// The number of logins so far. Its remainder modulo [`USERS`] is the number of the user who logs in next.
 static NEXT_USER: AtomicU32 = AtomicU32::new(0);
-/// Number of clients that retry immediately.
-const IMPATIENT_CLIENTS: u32 = 1024;
+/// Numbers of clients that retry immediately. A fast CPU admits nearly all logins of 256 clients; 1,024 clients are more
+/// than any two cores admit.
+const IMPATIENT_CLIENTS: [u32; 2] = [256, 1024];
 /// Number of patient clients, for the comparison with the impatient clients.
 const PATIENT_CLIENTS: u32 = 64;
 /// Minimum rate of admitted logins with impatient clients, relative to the rate with patient clients.
@@ -117,9 +118,15 @@ pub(crate) async fn run() -> Result<Vec<Bound>> {
         step.print();
         steps.push(step);
     }
-    println!("\nalternating with {IMPATIENT_CLIENTS} clients that retry immediately after each 503");
-    let compared =
-        [Step::new(PATIENT_CLIENTS, RetryBehavior::Patient), Step::new(IMPATIENT_CLIENTS, RetryBehavior::Impatient)];
+    let [some, many] = IMPATIENT_CLIENTS;
+    println!(
+        "\nalternating: {PATIENT_CLIENTS} patient clients, and {some} and {many} that retry immediately after each 503"
+    );
+    let compared = [
+        Step::new(PATIENT_CLIENTS, RetryBehavior::Patient),
+        Step::new(some, RetryBehavior::Impatient),
+        Step::new(many, RetryBehavior::Impatient),
+    ];
     let compared = run_steps(server, app.id(), compared).await?;
     compared.iter().for_each(Step::print);
     let memory_after = server_memory(server)?;
@@ -140,18 +147,20 @@ pub(crate) async fn run() -> Result<Vec<Bound>> {
         format!("memory with more in flight is under {MAX_MEMORY_MIB} MiB: {peak_memory_of_all:.1} MiB"),
         peak_memory_of_all < MAX_MEMORY_MIB,
     ));
-    bounds.extend(impatient_bounds(&compared));
+    let [patient, impatient @ ..] = &compared;
+    bounds.extend(impatient.iter().flat_map(|step| impatient_bounds(patient, step)));
     Ok(bounds)
 }
 
-fn impatient_bounds([patient, impatient]: &[Step; 2]) -> [Bound; 2] {
+fn impatient_bounds(patient: &Step, impatient: &Step) -> [Bound; 2] {
+    let clients = impatient.in_flight;
     let admitted = impatient.login_rate / patient.login_rate;
     let p99 = impatient.jwks_latency.value_at_quantile(0.99);
     [
         Bound::new(
             format!(
-                "{IMPATIENT_CLIENTS} clients that retry immediately: at least {:.0} % of the logins at {PATIENT_CLIENTS} in flight \
-                 are admitted: {:.0} %",
+                "{clients} clients that retry immediately: at least {:.0} % of the logins at {PATIENT_CLIENTS} in flight are \
+                 admitted: {:.0} %",
                 100.0 * MIN_ADMITTED_RATIO,
                 100.0 * admitted
             ),
@@ -159,7 +168,7 @@ fn impatient_bounds([patient, impatient]: &[Step; 2]) -> [Bound; 2] {
         ),
         Bound::new(
             format!(
-                "JWKS, 20 times per second during them, p99 under 50 ms: {}",
+                "JWKS, 20 times per second during the logins of these {clients}, p99 under 50 ms: {}",
                 format_millis(&impatient.jwks_latency, 0.99)
             ),
             p99 < 50_000 && !impatient.jwks_latency.is_empty(),
