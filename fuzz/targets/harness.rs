@@ -21,13 +21,16 @@ pub(crate) fn run(name: &'static str, iterations: usize, check: impl Fn(&[u8]) +
     let slowest = Duration::from_nanos(SLOWEST.load(Ordering::Relaxed));
     if !slowest.is_zero() {
         let count = MEASURED.load(Ordering::Relaxed);
-        println!("{name}: the slowest of {count} took {slowest:?} of CPU time, a password hash takes {:?}", *HASH_TIME);
+        println!(
+            "{name}: the slowest of {count} measurements took {slowest:?} of CPU time, a password hash takes {:?}",
+            *HASH_TIME
+        );
     }
 }
 
 /// The longest CPU time that [`assert_bounded`] has measured, in nanoseconds.
 static SLOWEST: AtomicU64 = AtomicU64::new(0);
-/// How much work [`assert_bounded`] has measured. Repeated measurements of the same work count once.
+/// The number of calls of [`assert_bounded`] without a finding.
 static MEASURED: AtomicU64 = AtomicU64::new(0);
 
 /// The CPU time of one password hash. Limits on CPU time are multiples of it, because every login costs one hash.

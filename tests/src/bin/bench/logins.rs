@@ -51,8 +51,8 @@ const MAX_MEMORY_MIB: f64 = 128.0;
 pub(crate) const USERS: u32 = 2000;
 /// The number of logins so far. Its remainder modulo [`USERS`] is the number of the user who logs in next.
 static NEXT_USER: AtomicU32 = AtomicU32::new(0);
-/// Numbers of clients that retry immediately. A fast CPU admits nearly all logins of 256 clients; 1,024 clients are more
-/// than any two cores admit.
+/// Numbers of clients that retry immediately. A fast CPU admits nearly all logins of 256 clients, but
+/// refuses many of 1,024.
 const IMPATIENT_CLIENTS: [u32; 2] = [256, 1024];
 /// Number of patient clients, for the comparison with the impatient clients.
 const PATIENT_CLIENTS: u32 = 64;
