@@ -4,15 +4,20 @@
 //!
 //! A constant `*_DIVISOR` with the value *n* stands for one *n*-th of a whole.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use http::request::Parts;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
 
 use super::{
+    open_connections::{OpenConnection, OpenConnections},
     quota::{Exhausted, Quota, QuotaPermit},
     refusals::Refusals,
     serve::MAX_HEADER_BYTES,
+    timeouts::ConnectionState,
 };
 use crate::domain::client::ClientAddress;
 
@@ -83,6 +88,8 @@ const LARGE_HEAD_COST: usize = 2 * MAX_HEADER_BYTES - FREE_HEAD;
 const OPS_CONNECTIONS: usize = 64;
 /// Maximum number of connections of one client address on the operations listener. Each client needs only a few.
 const OPS_CONNECTIONS_PER_CLIENT: usize = 16;
+/// While no slot is free, how often the server checks whether it can end a connection.
+const SLOT_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The budgets of one process.
 #[derive(Debug)]
@@ -106,6 +113,7 @@ pub struct Budgets {
 pub struct ConnectionSlots {
     semaphore: Arc<Semaphore>,
     clients: Arc<Quota>,
+    open: Arc<OpenConnections>,
     /// Whether trusted proxies are exempt from the limit per client: their connections carry the requests of many
     /// clients.
     exempts_proxies: bool,
@@ -116,6 +124,7 @@ pub struct ConnectionSlots {
 pub struct ConnectionPermit {
     semaphore: Arc<Semaphore>,
     clients: Arc<Quota>,
+    open: Arc<OpenConnections>,
     client: Option<ClientAddress>,
     slot: Arc<SlotPermit>,
     /// The additional slots of an HTTP/2 connection.
@@ -274,13 +283,21 @@ impl ConnectionSlots {
         Arc::new(Self {
             semaphore: Arc::new(Semaphore::new(total)),
             clients: Quota::new(usize::MAX, per_client, (total / SITE_DIVISOR).max(per_client)),
+            open: OpenConnections::new(total),
             exempts_proxies,
         })
     }
 
-    /// Waits until a connection slot is free. While this function waits, new connections stay in the kernel's queue.
+    /// Waits until a connection slot is free. If few slots are free, ends connections whose clients keep the server
+    /// waiting. While this function waits, new connections stay in the kernel's queue.
     pub(super) async fn acquire_slot(&self) -> OwnedSemaphorePermit {
-        Arc::clone(&self.semaphore).acquire_owned().await.expect("the semaphore is never closed")
+        loop {
+            self.open.make_room(self.semaphore.available_permits());
+            let acquired = timeout(SLOT_CHECK_INTERVAL, Arc::clone(&self.semaphore).acquire_owned()).await;
+            if let Ok(slot) = acquired {
+                return slot.expect("the semaphore is never closed");
+            }
+        }
     }
 
     /// Assigns the slot to a connection of the peer.
@@ -301,6 +318,7 @@ impl ConnectionSlots {
         Ok(ConnectionPermit {
             semaphore: Arc::clone(&self.semaphore),
             clients: Arc::clone(&self.clients),
+            open: Arc::clone(&self.open),
             client,
             slot: Arc::new(slot),
             http2_slots: None,
@@ -328,6 +346,12 @@ impl ConnectionPermit {
     /// The client address, unless the peer is a proxy whose connections carry the requests of many clients.
     pub(super) fn client(&self) -> Option<ClientAddress> {
         self.client
+    }
+
+    /// Lets the listener end the connection when other connections need its slots. Returns `None` for the connection of
+    /// a proxy, which is never ended: the proxy may be sending a request at this moment.
+    pub(super) fn add_to_open(&self, connection: &Arc<ConnectionState>) -> Option<OpenConnection> {
+        Some(self.open.add(self.client?, Arc::clone(connection)))
     }
 
     /// A shared handle to the slot of the connection. Each request holds one. Requests that continue after their

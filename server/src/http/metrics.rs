@@ -96,7 +96,7 @@ impl HttpMetrics {
         };
         for listener in ["public", "admin", "ops"] {
             drop(metrics.head_timeouts.get_or_create(&ListenerLabels { listener }));
-            for reason in ["client", "http2"] {
+            for reason in ["client", "http2", "waiting"] {
                 drop(metrics.connections_refused.get_or_create(&ReasonLabels { listener, reason }));
             }
             for reason in ["head", "request"] {
@@ -119,7 +119,7 @@ impl HttpMetrics {
         );
         registry.register(
             "http_connections_refused",
-            "Connections closed because the client address has its maximum, or because there are no slots for HTTP/2",
+            "Connections closed because the client address has its maximum, or because slots are needed",
             metrics.connections_refused.clone(),
         );
         registry.register(

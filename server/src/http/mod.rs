@@ -26,6 +26,7 @@ mod endpoints;
 pub mod error;
 pub mod handlers;
 pub mod metrics;
+pub mod open_connections;
 pub mod openapi;
 mod pages;
 pub mod parameters;

@@ -26,6 +26,7 @@ use super::{
 };
 
 /// An HTTP/1 response that closes its connection and is held.
+#[derive(Debug)]
 pub struct ParkedRefusal {
     response: Box<[u8]>,
     held: HeldRefusal,

@@ -8,7 +8,7 @@ use http::{
     header::{CONNECTION, CONTENT_LENGTH, USER_AGENT, X_CONTENT_TYPE_OPTIONS},
     request::Parts,
 };
-use hyper::body::{Body as _, Incoming};
+use hyper::body::Body as _;
 use latchkey_crds::types::AppId;
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 use tokio_util::task::TaskTracker;
@@ -26,6 +26,7 @@ use super::{
     request_span,
     response::{Body, Response, X_REQUEST_ID, full_body},
     routes::RouteTable,
+    serve::IncomingBody,
     timeouts::Timeouts,
 };
 use crate::{
@@ -136,7 +137,7 @@ pub trait Endpoints: Send + Sync + 'static {
 trait DynPipeline: Send + Sync {
     fn handle(
         self: Arc<Self>,
-        request: Request<Incoming>,
+        request: Request<IncomingBody>,
         peer: IpAddr,
         is_alone: bool,
         body_timeout: Duration,
@@ -255,7 +256,7 @@ impl Service {
     /// the connection was running when this request arrived.
     pub(super) async fn handle(
         &self,
-        request: Request<Incoming>,
+        request: Request<IncomingBody>,
         peer: IpAddr,
         is_alone: bool,
         slot: Arc<SlotPermit>,
@@ -299,6 +300,12 @@ impl Service {
         metrics.record_connection_refused(listener, "http2");
     }
 
+    /// Records that a connection was ended because other connections needed its slots.
+    pub(super) fn record_connection_ended(&self) {
+        let (metrics, listener) = self.pipeline.metrics();
+        metrics.record_connection_refused(listener, "waiting");
+    }
+
     pub(super) fn head_timeout_response(&self) -> Vec<u8> {
         self.pipeline.head_timeout_response()
     }
@@ -334,7 +341,7 @@ impl Service {
 impl<E: Endpoints, S: Send + Sync + 'static> DynPipeline for Pipeline<E, S> {
     fn handle(
         self: Arc<Self>,
-        request: Request<Incoming>,
+        request: Request<IncomingBody>,
         peer: IpAddr,
         is_alone: bool,
         body_timeout: Duration,
@@ -383,7 +390,7 @@ impl<E: Endpoints, S: Send + Sync + 'static> Pipeline<E, S> {
 
     async fn handle_request(
         &self,
-        request: Request<Incoming>,
+        request: Request<IncomingBody>,
         peer: IpAddr,
         is_alone: bool,
         body_timeout: Duration,

@@ -8,7 +8,7 @@ use http::{
     header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE},
 };
 use http_body_util::BodyExt;
-use hyper::body::{Body as _, Incoming};
+use hyper::body::Body as _;
 use schemars::{JsonSchema, Schema, json_schema};
 use serde_json::{Map, Value};
 use tokio::time::{Instant, timeout_at};
@@ -19,6 +19,7 @@ use super::{
     openapi::patterns,
     quota::Exhausted,
     response::NDJSON,
+    serve::IncomingBody,
 };
 use crate::{
     domain::{
@@ -61,7 +62,7 @@ pub struct InboundRequest {
     pub id: String,
     /// The texts at the placeholders of the path except `{APPID}`, in their order.
     pub path_parameters: Vec<String>,
-    pub body: Incoming,
+    pub body: IncomingBody,
     /// The memory that the request occupies until the response.
     pub memory: RequestMemory,
     /// Timeout for the complete body.
@@ -400,7 +401,7 @@ pub fn parse_form(bytes: &[u8]) -> Result<Map<String, Value>, Problem> {
 }
 
 async fn collect_body(
-    body: &mut Incoming,
+    body: &mut IncomingBody,
     declared_length: Option<usize>,
     memory: &mut RequestMemory,
 ) -> Result<Bytes, Problem> {

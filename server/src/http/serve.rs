@@ -36,7 +36,7 @@ use super::{
     parked::{Parked, ParkedConnection, ParkedRefusal, finish, http1_bytes},
     pipeline::{PipelineResponse, Service},
     response::Body,
-    timeouts::{ActiveRequest, ConnectionState, TimeoutStream},
+    timeouts::{ActiveRequest, ConnectionState, IncompleteRequest, TimeoutStream},
 };
 
 /// Maximum size of a header block in bytes (specification: HTTP API, Request bodies).
@@ -65,6 +65,12 @@ pub struct Drain {
     delay: Duration,
     /// Maximum time for which active requests can continue after the delay.
     timeout: Duration,
+}
+
+/// The body of a request. Its request is incomplete until the body has arrived or is dropped.
+pub struct IncomingBody {
+    body: Incoming,
+    incomplete: Option<IncompleteRequest>,
 }
 
 /// A body that records when it is written or dropped.
@@ -183,18 +189,20 @@ where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let _open = service.track_connection();
-    let shared = Arc::new(ConnectionState::default());
+    let shared = ConnectionState::new();
+    let _open_connection = permit.add_to_open(&shared);
     let timeouts = service.timeouts();
     let slot = permit.slot_permit();
     let (stream, returned) = TimeoutStream::new(stream, Arc::clone(&shared), service.clone(), permit);
     let io = TokioIo::new(stream);
     let requests = {
-        let (shared, drain) = (Arc::clone(&shared), drain.clone());
+        let (shared, drain, service) = (Arc::clone(&shared), drain.clone(), service.clone());
         service_fn(move |request: Request<Incoming>| {
             let mut active_request = shared.begin_request();
             let (service, drain, slot) = (service.clone(), drain.clone(), Arc::clone(&slot));
             async move {
                 let version = request.version();
+                let request = request.map(|body| IncomingBody::new(body, &active_request));
                 let PipelineResponse { mut response, held } =
                     service.handle(request, peer, active_request.is_alone(), slot).await;
                 if let Some(held) = held {
@@ -220,6 +228,7 @@ where
         let (mut has_begun, mut is_closing, mut is_shutdown_sent) = (false, false, false);
         let mut goaway_timer: Option<Pin<Box<Sleep>>> = None;
         poll_fn(|cx| {
+            shared.register_waker(cx);
             loop {
                 has_begun = has_begun || begun.as_mut().poll(cx).is_ready();
                 is_closing = is_closing || closing.as_mut().poll(cx).is_ready();
@@ -239,6 +248,11 @@ where
                 let has_just_expired = goaway_timer.is_none() && shared.is_idle_expired();
                 if polled.is_pending() && has_just_expired {
                     continue;
+                }
+                // What has arrived by now was read above: a request that is complete now still gets its response.
+                if polled.is_pending() && shared.must_end() && shared.is_waiting() {
+                    service.record_connection_ended();
+                    return Poll::Ready(Ok(()));
                 }
                 if polled.is_pending() && goaway_timer.as_mut().is_some_and(|timer| timer.as_mut().poll(cx).is_ready())
                 {
@@ -281,6 +295,36 @@ impl Drain {
     /// the token is cancelled.
     pub fn closing(&self) -> CancellationToken {
         self.closing.clone()
+    }
+}
+
+// === impl IncomingBody ===
+
+impl IncomingBody {
+    fn new(body: Incoming, request: &ActiveRequest) -> Self {
+        let incomplete = (!body.is_end_stream()).then(|| request.incomplete());
+        Self { body, incomplete }
+    }
+}
+
+impl HttpBody for IncomingBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<hyper::Result<Frame<Bytes>>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(cx);
+        if self.body.is_end_stream() || matches!(frame, Poll::Ready(None | Some(Err(_)))) {
+            self.incomplete = None;
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 

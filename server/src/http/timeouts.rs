@@ -65,24 +65,30 @@ const MAX_LINGER_READ_BYTES: usize = 32 * 1024;
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// The state that the [`TimeoutStream`] of a connection (below hyper) and its requests (above hyper) share.
-#[derive(Default)]
+#[derive(Debug)]
 pub struct ConnectionState {
     /// The number of requests whose response is not completely written.
     unfinished: AtomicUsize,
     /// The number of requests that have no response yet. They are also counted as unfinished.
     unanswered: AtomicUsize,
+    /// The number of requests whose body has not arrived completely. They are also counted as unanswered.
+    incomplete: AtomicUsize,
     /// A counter that changes when a request arrives, when it gets its response, and when a part of a response is
     /// written.
     activity: AtomicU64,
+    /// When `activity` changed last, or the connection was opened.
+    last_activity: Mutex<Instant>,
     is_http2: AtomicBool,
     /// Whether a request has arrived on the connection.
     has_served: AtomicBool,
     /// Whether the idle timeout of an HTTP/2 connection has expired.
     is_idle_expired: AtomicBool,
+    /// Whether the connection must end, because other connections need its slots.
+    must_end: AtomicBool,
     /// The last response of the connection, if it is held without the connection.
     parked: Mutex<Option<ParkedRefusal>>,
     /// Wakes the task of the connection when a response is ready or completely written, so that the timeouts are
-    /// checked again. hyper itself waits only for bytes.
+    /// checked again, and when the connection must end. hyper itself waits only for bytes.
     connection_waker: AtomicWaker,
 }
 
@@ -93,6 +99,9 @@ pub struct ActiveRequest {
     is_alone: bool,
     is_unanswered: bool,
 }
+
+/// A request whose body has not arrived completely. It counts as incomplete until this value is dropped.
+pub struct IncompleteRequest(Arc<ConnectionState>);
 
 /// A stream with timeouts, below hyper.
 pub struct TimeoutStream<T> {
@@ -171,10 +180,27 @@ impl Timeouts {
 // === impl ConnectionState ===
 
 impl ConnectionState {
+    /// The state of a connection that was just opened.
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self {
+            unfinished: AtomicUsize::new(0),
+            unanswered: AtomicUsize::new(0),
+            incomplete: AtomicUsize::new(0),
+            activity: AtomicU64::new(0),
+            last_activity: Mutex::new(Instant::now()),
+            is_http2: AtomicBool::new(false),
+            has_served: AtomicBool::new(false),
+            is_idle_expired: AtomicBool::new(false),
+            must_end: AtomicBool::new(false),
+            parked: Mutex::new(None),
+            connection_waker: AtomicWaker::new(),
+        })
+    }
+
     pub fn begin_request(self: &Arc<Self>) -> ActiveRequest {
         let others = self.unfinished.fetch_add(1, Ordering::Relaxed);
         self.unanswered.fetch_add(1, Ordering::Relaxed);
-        self.activity.fetch_add(1, Ordering::Relaxed);
+        self.record_activity();
         self.has_served.store(true, Ordering::Relaxed);
         ActiveRequest { shared: Arc::clone(self), is_alone: others == 0, is_unanswered: true }
     }
@@ -189,6 +215,38 @@ impl ConnectionState {
 
     pub fn is_idle_expired(&self) -> bool {
         self.is_idle_expired.load(Ordering::Relaxed)
+    }
+
+    fn record_activity(&self) {
+        self.activity.fetch_add(1, Ordering::Relaxed);
+        *self.last_activity.lock() = Instant::now();
+    }
+
+    /// Whether the server is waiting for the client: for a request, for the rest of a request, or until the client
+    /// reads a response. Otherwise, a complete request has no response yet.
+    pub fn is_waiting(&self) -> bool {
+        self.unanswered.load(Ordering::Relaxed) <= self.incomplete.load(Ordering::Relaxed)
+    }
+
+    /// Since when the server has been waiting for the client. `None` if it is not waiting, or if the connection must
+    /// end.
+    pub fn waiting_since(&self) -> Option<Instant> {
+        (self.is_waiting() && !self.must_end()).then(|| *self.last_activity.lock())
+    }
+
+    /// Ends the connection as soon as the server is waiting for the client.
+    pub fn end(&self) {
+        self.must_end.store(true, Ordering::Relaxed);
+        self.connection_waker.wake();
+    }
+
+    pub fn must_end(&self) -> bool {
+        self.must_end.load(Ordering::Relaxed)
+    }
+
+    /// Makes sure that the task of the connection is woken when a request makes progress or the connection must end.
+    pub fn register_waker(&self, cx: &Context<'_>) {
+        self.connection_waker.register(cx.waker());
     }
 
     /// Keeps the response until the connection has ended, which must happen now.
@@ -210,6 +268,12 @@ impl ActiveRequest {
         self.is_alone
     }
 
+    /// The body of the request has not arrived completely.
+    pub fn incomplete(&self) -> IncompleteRequest {
+        self.shared.incomplete.fetch_add(1, Ordering::Relaxed);
+        IncompleteRequest(Arc::clone(&self.shared))
+    }
+
     /// Records that the response is ready; it is not written yet.
     pub fn response_ready(&mut self) {
         if std::mem::take(&mut self.is_unanswered) {
@@ -226,7 +290,7 @@ impl ActiveRequest {
 
     /// Records that a part of the response is written.
     pub fn record_write(&self) {
-        self.shared.activity.fetch_add(1, Ordering::Relaxed);
+        self.shared.record_activity();
     }
 }
 
@@ -235,6 +299,14 @@ impl Drop for ActiveRequest {
         self.response_ready();
         self.shared.unfinished.fetch_sub(1, Ordering::Relaxed);
         self.shared.connection_waker.wake();
+    }
+}
+
+// === impl IncompleteRequest ===
+
+impl Drop for IncompleteRequest {
+    fn drop(&mut self) {
+        self.0.incomplete.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -402,9 +474,6 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for TimeoutStream<T> {
             }
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             Poll::Pending => {
-                if matches!(this.read_state, ReadState::RequestRunning) {
-                    this.shared.connection_waker.register(cx.waker());
-                }
                 ready!(if this.is_timed_out(cx) { Poll::Ready(()) } else { Poll::Pending });
                 if matches!(this.http_version, HttpVersion::Http2) {
                     // `serve_connection` checks `is_idle_expired`, and ends the connection with a GOAWAY.

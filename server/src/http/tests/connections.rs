@@ -1,21 +1,21 @@
 //! Connections that end while requests run, and the connection slots of clients.
 
-use std::{net::IpAddr, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use futures::FutureExt;
 use prometheus_client::encoding::text;
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncReadExt, AsyncWriteExt, DuplexStream},
     time::timeout,
 };
 
 use super::{
-    FailingStores, Reply, TestServer, get_request,
+    FailingStores, Reply, TestServer, exchange, get_request,
     http2::{PREFACE, openapi_request_frame},
     slow_endpoint::{SlowEndpoint, wait_for},
     wait_until,
 };
-use crate::http::{Budgets, Drain};
+use crate::http::{Budgets, Drain, Service};
 
 #[tokio::test]
 async fn a_drain_finishes_running_requests_and_closes_connections() {
@@ -157,4 +157,83 @@ async fn one_client_has_a_maximum_number_of_connections_and_other_clients_are_se
     // A connection that ends frees its slot.
     held.clear();
     timeout(Duration::from_secs(20), async { while !is_served(&mut connect(2).await).await {} }).await.unwrap();
+}
+
+/// Opens the given number of connections from each of the clients 192.0.2.1, 192.0.2.2, …, and sends `bytes` on each.
+async fn open_many(
+    server: &TestServer,
+    service: &Service,
+    clients: u8,
+    each: usize,
+    bytes: &[u8],
+) -> Vec<DuplexStream> {
+    let mut opened = Vec::new();
+    for client in 1..=clients {
+        for _ in 0..each {
+            let mut stream = server.connect_from(service.clone(), client);
+            stream.write_all(bytes).await.unwrap();
+            opened.push(stream);
+            tokio::task::yield_now().await;
+        }
+    }
+    opened
+}
+
+#[tokio::test]
+async fn clients_that_keep_the_server_waiting_do_not_keep_other_clients_out() {
+    let part_of_a_body: &[u8] = b"POST /v1/shop/email/login HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n\
+        Content-Length: 100\r\n\r\n{";
+    // 358 slots, of which one client can have 44. An HTTP/2 connection needs five.
+    for (sent, each) in [
+        (&b""[..], 44),
+        (b"GET /v1 HTTP/1.1\r\nHo", 44),
+        (part_of_a_body, 44),
+        (b"GET /v1 HTTP/1.1\r\nHost: a\r\n\r\n", 44),
+        (PREFACE, 8),
+    ] {
+        let mut server = TestServer::new(FailingStores::Panicking);
+        server.budgets = Budgets::new(64 << 20, 256);
+        let service = server.public();
+        let mut held = open_many(&server, &service, 9, each, sent).await;
+        // The timeouts that end such connections are at least 10 s.
+        let request = get_request("/v1", "");
+        let served = exchange(server.connect_from(service.clone(), 200), request.as_bytes());
+        let reply = timeout(Duration::from_secs(5), served).await.expect("another client is served");
+        assert_eq!(reply.status, 404);
+        // The newest connection is still open.
+        let newest = held.last_mut().unwrap();
+        let closed = timeout(Duration::from_millis(100), async { while newest.read_u8().await.is_ok() {} }).await;
+        assert!(closed.is_err());
+        let mut page = String::new();
+        text::encode(&mut page, &server.registry).unwrap();
+        assert!(!page.contains(r#"http_connections_refused_total{listener="public",reason="waiting"} 0"#), "{page}");
+    }
+}
+
+#[tokio::test]
+async fn running_requests_and_connections_of_proxies_are_not_ended() {
+    let mut server = TestServer::new(FailingStores::Panicking);
+    server.budgets = Budgets::new(64 << 20, 256);
+    let state = Arc::get_mut(&mut server.state).unwrap();
+    state.settings.trusted_proxies = vec!["192.0.2.250/32".parse().unwrap()];
+    let slow = SlowEndpoint::default();
+    let service = server.service_for(slow.clone());
+    let request = get_request("/", "");
+    let mut running = server.connect_from(service.clone(), 1);
+    running.write_all(request.as_bytes()).await.unwrap();
+    wait_for(&slow.began).await;
+    let mut of_proxy = server.connect_from(service.clone(), 250);
+    tokio::task::yield_now().await;
+    let _held = open_many(&server, &service, 9, 43, b"").await;
+    let mut newest = server.connect_from(service.clone(), 200);
+    newest.write_all(request.as_bytes()).await.unwrap();
+    wait_for(&slow.began).await;
+    of_proxy.write_all(request.as_bytes()).await.unwrap();
+    wait_for(&slow.began).await;
+    for mut stream in [running, newest, of_proxy] {
+        slow.may_end.notify_one();
+        let mut reply = Vec::new();
+        timeout(Duration::from_secs(20), stream.read_to_end(&mut reply)).await.expect("closed in time").unwrap();
+        assert_eq!(Reply::parse(&reply).status, 200);
+    }
 }

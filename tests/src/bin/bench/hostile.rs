@@ -62,6 +62,8 @@ enum Attacker {
     SlowHeads,
     /// HTTP/2 connections with a hundred unfinished requests each.
     Streams,
+    /// Thousands of connections without a request.
+    Silent,
     /// One client address that opens as many connections as it can.
     OneAddress,
     /// One client address with one request in each of 128 Apps.
@@ -132,6 +134,7 @@ impl Attacker {
             Self::SlowBodies => connections::slow_bodies(duration).await,
             Self::SlowHeads => connections::slow_heads(duration).await,
             Self::Streams => streams::run(duration).await,
+            Self::Silent => connections::silent(duration).await,
             Self::OneAddress => connections::one_address(duration).await,
             Self::ClientOfManyApps => hashing_slots::client_in_many_apps(duration).await,
             Self::TenantOfManyApps => hashing_slots::tenant_of_many_apps(duration).await,

@@ -31,6 +31,8 @@ const BODY_BYTES: usize = 60 * 1024;
 /// Number of unfinished heads. With 30 KiB each, they have 240 MiB in total.
 const HEAD_CONNECTIONS: u32 = 8_192;
 const HEAD_BYTES: usize = 30 * 1024;
+/// More connections than the server accepts with its memory limit, but few for each of 1,000 client addresses.
+const SILENT_CONNECTIONS: u32 = 8_192;
 /// More connections than a listener of the server accepts.
 const IDLE_CONNECTIONS: u32 = 10_500;
 /// Pause before a new connection. Without it, thousands of clients would send 100,000 requests per second.
@@ -67,6 +69,13 @@ pub(super) async fn slow_heads(duration: Duration) -> Result<Vec<Bound>> {
         bytes.freeze()
     };
     attack(duration, HEAD_CONNECTIONS, |number| address(number % ADDRESSES), request).await
+}
+
+/// Thousands of connections without a request, eight or nine from each of 1,000 client addresses.
+///
+/// Attacks the connection slots: clients that send nothing must not keep other clients out.
+pub(super) async fn silent(duration: Duration) -> Result<Vec<Bound>> {
+    attack(duration, SILENT_CONNECTIONS, |number| address(number % ADDRESSES), |_| Bytes::new()).await
 }
 
 /// One client address opens as many connections as it can, and sends the beginning of a request on each.
