@@ -88,7 +88,7 @@ const LARGE_HEAD_COST: usize = 2 * MAX_HEADER_BYTES - FREE_HEAD;
 const OPS_CONNECTIONS: usize = 64;
 /// Maximum number of connections of one client address on the operations listener. Each client needs only a few.
 const OPS_CONNECTIONS_PER_CLIENT: usize = 16;
-/// While no slot is free, how often the server checks whether it can end a connection.
+/// While no slot is free, how often the server checks whether it can close a waiting connection.
 const SLOT_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The budgets of one process.
@@ -125,6 +125,8 @@ pub struct ConnectionPermit {
     semaphore: Arc<Semaphore>,
     clients: Arc<Quota>,
     open: Arc<OpenConnections>,
+    peer: ClientAddress,
+    /// The peer, unless it is a proxy whose connections carry the requests of many clients.
     client: Option<ClientAddress>,
     slot: Arc<SlotPermit>,
     /// The additional slots of an HTTP/2 connection.
@@ -288,8 +290,8 @@ impl ConnectionSlots {
         })
     }
 
-    /// Waits until a connection slot is free. If few slots are free, ends connections whose clients keep the server
-    /// waiting. While this function waits, new connections stay in the kernel's queue.
+    /// Waits until a connection slot is free. If few slots are free, closes waiting connections. While this function
+    /// waits, new connections stay in the kernel's queue.
     pub(super) async fn acquire_slot(&self) -> OwnedSemaphorePermit {
         loop {
             self.open.make_room(self.semaphore.available_permits());
@@ -319,6 +321,7 @@ impl ConnectionSlots {
             semaphore: Arc::clone(&self.semaphore),
             clients: Arc::clone(&self.clients),
             open: Arc::clone(&self.open),
+            peer: address,
             client,
             slot: Arc::new(slot),
             http2_slots: None,
@@ -348,10 +351,9 @@ impl ConnectionPermit {
         self.client
     }
 
-    /// Lets the listener end the connection when other connections need its slots. Returns `None` for the connection of
-    /// a proxy, which is never ended: the proxy may be sending a request at this moment.
-    pub(super) fn add_to_open(&self, connection: &Arc<ConnectionState>) -> Option<OpenConnection> {
-        Some(self.open.add(self.client?, Arc::clone(connection)))
+    /// Allows the listener to close the connection when it is waiting and other connections need its slots.
+    pub(super) fn add_to_open(&self, connection: &Arc<ConnectionState>) -> OpenConnection {
+        self.open.add(self.peer, self.client.is_none(), Arc::clone(connection))
     }
 
     /// A shared handle to the slot of the connection. Each request holds one. Requests that continue after their

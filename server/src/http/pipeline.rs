@@ -300,8 +300,8 @@ impl Service {
         metrics.record_connection_refused(listener, "http2");
     }
 
-    /// Records that a connection was ended because other connections needed its slots.
-    pub(super) fn record_connection_ended(&self) {
+    /// Records that a waiting connection was closed because other connections needed its slots.
+    pub(super) fn record_waiting_closed(&self) {
         let (metrics, listener) = self.pipeline.metrics();
         metrics.record_connection_refused(listener, "waiting");
     }

@@ -67,7 +67,7 @@ pub struct Drain {
     timeout: Duration,
 }
 
-/// The body of a request. Its request is incomplete until the body has arrived or is dropped.
+/// The body of a request. The request counts as incomplete until the body is fully received or dropped.
 pub struct IncomingBody {
     body: Incoming,
     incomplete: Option<IncompleteRequest>,
@@ -190,7 +190,7 @@ where
 {
     let _open = service.track_connection();
     let shared = ConnectionState::new();
-    let _open_connection = permit.add_to_open(&shared);
+    let open_connection = permit.add_to_open(&shared);
     let timeouts = service.timeouts();
     let slot = permit.slot_permit();
     let (stream, returned) = TimeoutStream::new(stream, Arc::clone(&shared), service.clone(), permit);
@@ -249,10 +249,13 @@ where
                 if polled.is_pending() && has_just_expired {
                     continue;
                 }
-                // What has arrived by now was read above: a request that is complete now still gets its response.
-                if polled.is_pending() && shared.must_end() && shared.is_waiting() {
-                    service.record_connection_ended();
-                    return Poll::Ready(Ok(()));
+                if polled.is_pending() && shared.must_close() {
+                    if shared.is_waiting() {
+                        service.record_waiting_closed();
+                        return Poll::Ready(Ok(()));
+                    }
+                    // The poll above has read the rest of a request, which now gets its response.
+                    open_connection.keep();
                 }
                 if polled.is_pending() && goaway_timer.as_mut().is_some_and(|timer| timer.as_mut().poll(cx).is_ready())
                 {

@@ -71,7 +71,7 @@ pub struct ConnectionState {
     unfinished: AtomicUsize,
     /// The number of requests that have no response yet. They are also counted as unfinished.
     unanswered: AtomicUsize,
-    /// The number of requests whose body has not arrived completely. They are also counted as unanswered.
+    /// The number of requests whose body is not fully received yet. They are also counted as unanswered.
     incomplete: AtomicUsize,
     /// A counter that changes when a request arrives, when it gets its response, and when a part of a response is
     /// written.
@@ -83,12 +83,12 @@ pub struct ConnectionState {
     has_served: AtomicBool,
     /// Whether the idle timeout of an HTTP/2 connection has expired.
     is_idle_expired: AtomicBool,
-    /// Whether the connection must end, because other connections need its slots.
-    must_end: AtomicBool,
+    /// Whether the connection must be closed, because other connections need its slots.
+    must_close: AtomicBool,
     /// The last response of the connection, if it is held without the connection.
     parked: Mutex<Option<ParkedRefusal>>,
     /// Wakes the task of the connection when a response is ready or completely written, so that the timeouts are
-    /// checked again, and when the connection must end. hyper itself waits only for bytes.
+    /// checked again, and when the connection must be closed. hyper itself waits only for bytes.
     connection_waker: AtomicWaker,
 }
 
@@ -100,7 +100,7 @@ pub struct ActiveRequest {
     is_unanswered: bool,
 }
 
-/// A request whose body has not arrived completely. It counts as incomplete until this value is dropped.
+/// Counts a request as incomplete, because its body is not fully received yet, until this value is dropped.
 pub struct IncompleteRequest(Arc<ConnectionState>);
 
 /// A stream with timeouts, below hyper.
@@ -191,7 +191,7 @@ impl ConnectionState {
             is_http2: AtomicBool::new(false),
             has_served: AtomicBool::new(false),
             is_idle_expired: AtomicBool::new(false),
-            must_end: AtomicBool::new(false),
+            must_close: AtomicBool::new(false),
             parked: Mutex::new(None),
             connection_waker: AtomicWaker::new(),
         })
@@ -222,29 +222,33 @@ impl ConnectionState {
         *self.last_activity.lock() = Instant::now();
     }
 
-    /// Whether the server is waiting for the client: for a request, for the rest of a request, or until the client
-    /// reads a response. Otherwise, a complete request has no response yet.
+    /// Whether the connection is waiting: the server can only wait until the client sends a complete request, or reads
+    /// a response. Otherwise, a complete request has no response yet.
     pub fn is_waiting(&self) -> bool {
         self.unanswered.load(Ordering::Relaxed) <= self.incomplete.load(Ordering::Relaxed)
     }
 
-    /// Since when the server has been waiting for the client. `None` if it is not waiting, or if the connection must
-    /// end.
+    /// The time of the last activity, if the connection is waiting and was not selected to be closed.
     pub fn waiting_since(&self) -> Option<Instant> {
-        (self.is_waiting() && !self.must_end()).then(|| *self.last_activity.lock())
+        (self.is_waiting() && !self.must_close()).then(|| *self.last_activity.lock())
     }
 
-    /// Ends the connection as soon as the server is waiting for the client.
-    pub fn end(&self) {
-        self.must_end.store(true, Ordering::Relaxed);
+    /// Makes the task of the connection close it, if it is still waiting then.
+    pub fn close(&self) {
+        self.must_close.store(true, Ordering::Relaxed);
         self.connection_waker.wake();
     }
 
-    pub fn must_end(&self) -> bool {
-        self.must_end.load(Ordering::Relaxed)
+    pub fn must_close(&self) -> bool {
+        self.must_close.load(Ordering::Relaxed)
     }
 
-    /// Makes sure that the task of the connection is woken when a request makes progress or the connection must end.
+    /// Reverts [`close`](Self::close). Returns whether the connection was selected to be closed.
+    pub fn cancel_close(&self) -> bool {
+        self.must_close.swap(false, Ordering::Relaxed)
+    }
+
+    /// Makes sure that the task of the connection is woken when a request makes progress, and when the connection must be closed.
     pub fn register_waker(&self, cx: &Context<'_>) {
         self.connection_waker.register(cx.waker());
     }
@@ -268,7 +272,7 @@ impl ActiveRequest {
         self.is_alone
     }
 
-    /// The body of the request has not arrived completely.
+    /// Counts the request as incomplete until its body is fully received.
     pub fn incomplete(&self) -> IncompleteRequest {
         self.shared.incomplete.fetch_add(1, Ordering::Relaxed);
         IncompleteRequest(Arc::clone(&self.shared))

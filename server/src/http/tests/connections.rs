@@ -180,7 +180,7 @@ async fn open_many(
 }
 
 #[tokio::test]
-async fn clients_that_keep_the_server_waiting_do_not_keep_other_clients_out() {
+async fn waiting_connections_do_not_keep_other_clients_out() {
     let part_of_a_body: &[u8] = b"POST /v1/shop/email/login HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n\
         Content-Length: 100\r\n\r\n{";
     // 358 slots, of which one client can have 44. An HTTP/2 connection needs five.
@@ -195,7 +195,7 @@ async fn clients_that_keep_the_server_waiting_do_not_keep_other_clients_out() {
         server.budgets = Budgets::new(64 << 20, 256);
         let service = server.public();
         let mut held = open_many(&server, &service, 9, each, sent).await;
-        // The timeouts that end such connections are at least 10 s.
+        // The timeouts that close such connections are at least 10 s.
         let request = get_request("/v1", "");
         let served = exchange(server.connect_from(service.clone(), 200), request.as_bytes());
         let reply = timeout(Duration::from_secs(5), served).await.expect("another client is served");
@@ -210,12 +210,38 @@ async fn clients_that_keep_the_server_waiting_do_not_keep_other_clients_out() {
     }
 }
 
-#[tokio::test]
-async fn running_requests_and_connections_of_proxies_are_not_ended() {
-    let mut server = TestServer::new(FailingStores::Panicking);
-    server.budgets = Budgets::new(64 << 20, 256);
+/// Makes 192.0.2.250 a trusted proxy, which has no limit on its connections.
+fn trust_proxy(server: &mut TestServer) {
     let state = Arc::get_mut(&mut server.state).unwrap();
     state.settings.trusted_proxies = vec!["192.0.2.250/32".parse().unwrap()];
+}
+
+#[tokio::test]
+async fn waiting_connections_of_one_trusted_proxy_do_not_keep_other_clients_out() {
+    for sent in [&b""[..], b"GET /v1 HTTP/1.1\r\nHost: a\r\n\r\n"] {
+        let mut server = TestServer::new(FailingStores::Panicking);
+        server.budgets = Budgets::new(64 << 20, 256);
+        trust_proxy(&mut server);
+        let service = server.public();
+        let mut held = Vec::new();
+        for _ in 0..400 {
+            let mut stream = server.connect_from(service.clone(), 250);
+            stream.write_all(sent).await.unwrap();
+            held.push(stream);
+            tokio::task::yield_now().await;
+        }
+        let request = get_request("/v1", "");
+        let served = exchange(server.connect_from(service.clone(), 200), request.as_bytes());
+        let reply = timeout(Duration::from_secs(5), served).await.expect("another client is served");
+        assert_eq!(reply.status, 404);
+    }
+}
+
+#[tokio::test]
+async fn running_requests_are_not_closed_and_connections_of_trusted_proxies_are_closed_last() {
+    let mut server = TestServer::new(FailingStores::Panicking);
+    server.budgets = Budgets::new(64 << 20, 256);
+    trust_proxy(&mut server);
     let slow = SlowEndpoint::default();
     let service = server.service_for(slow.clone());
     let request = get_request("/", "");
