@@ -44,9 +44,9 @@ impl Cors {
         let mut origins = headers.get_all(ORIGIN).iter();
         let (Some(origin), None) = (origins.next(), origins.next()) else { return Self::Unlisted };
         if app.doc.allowed_origins.iter().any(|allowed| allowed.as_str().as_bytes() == origin.as_bytes()) {
-            Self::Listed(origin.clone())
+            Self::Listed(copy(origin))
         } else if is_for_clients && origin.to_str().is_ok_and(|origin| app.is_client_origin(origin)) {
-            Self::OfClient(origin.clone())
+            Self::OfClient(copy(origin))
         } else {
             Self::Unlisted
         }
@@ -87,6 +87,11 @@ impl Cors {
         }
         response
     }
+}
+
+/// A copy that does not refer to the bytes of the request.
+fn copy(value: &HeaderValue) -> HeaderValue {
+    HeaderValue::from_bytes(value.as_bytes()).expect("the bytes of a header value are valid")
 }
 
 #[cfg(test)]

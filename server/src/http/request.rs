@@ -175,6 +175,13 @@ impl InboundRequest {
         self.path_parameters.get(index).map_or("", String::as_str)
     }
 
+    /// Drops what refers to the bytes of the request, so that the buffer of the connection can be reused while the request
+    /// waits. The body must have been read.
+    pub fn release_bytes(&mut self) {
+        self.headers = HeaderMap::new();
+        self.uri = Uri::default();
+    }
+
     /// Reads a JSON body and parses its fields.
     pub async fn read_json<T: RequestBody>(&mut self) -> Result<T, Problem> {
         parse_fields(self.read_object().await?)

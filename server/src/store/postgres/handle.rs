@@ -96,7 +96,7 @@ impl PostgresStore {
             listen: options.listen,
             listener,
             last_broken,
-            availability: Availability::new(),
+            availability: Availability::new(options.max_connections),
             audit: EventWriter::start(Weak::clone(shared)),
             administration: Arc::new(Semaphore::new(administration_connections(options.max_connections))),
             webhooks: Arc::new(Semaphore::new(webhooks::CONNECTIONS)),

@@ -5,6 +5,7 @@
 
 use std::{
     future::pending,
+    pin::pin,
     sync::{
         Weak,
         atomic::{AtomicBool, Ordering},
@@ -23,10 +24,11 @@ use tracing::{info, warn};
 use super::{
     Shared,
     errors::{CallError, CallErrorKind},
+    pool::ACQUIRE_TIMEOUT,
 };
 
-/// Maximum number of calls that wait for a connection at the same time. Further calls fail. A waiting call costs about
-/// 14 KiB, so all of them cost 14 MiB. With 8 connections and 2 ms per call, the last of these calls waits 0.3 s.
+/// Maximum number of calls that wait for a connection at the same time. Further calls fail. With 8 connections and 2 ms
+/// per call, the last of these calls waits 0.3 s.
 const MAX_WAITING_CALLS: usize = 1024;
 /// A call that waits longer than this while no other call succeeds starts the probe. While a busy pool still serves
 /// calls, the probe does not start.
@@ -44,6 +46,9 @@ pub(super) struct Availability {
     last_success: Mutex<Instant>,
     is_probing: AtomicBool,
     waiting_permits: Semaphore,
+    /// One permit per connection of the pool. Only calls with a permit wait in the pool, because a wait there costs 10
+    /// KiB. Further calls wait for a permit.
+    pool_permits: Semaphore,
 }
 
 /// A failed attempt of the probe to open a connection.
@@ -56,12 +61,13 @@ struct Outage {
 // === impl Availability ===
 
 impl Availability {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(max_connections: u32) -> Self {
         Self {
             outage: watch::Sender::new(None),
             last_success: Mutex::new(Instant::now()),
             is_probing: AtomicBool::new(false),
             waiting_permits: Semaphore::new(MAX_WAITING_CALLS),
+            pool_permits: Semaphore::new(max_connections as usize),
         }
     }
 
@@ -115,8 +121,11 @@ impl Shared {
             return Err(error);
         }
         let changes = self.availability.outage.subscribe();
-        // Boxed: otherwise every future that calls Postgres would be larger by the 14 KiB that connecting needs.
-        let mut acquire = Box::pin(self.pool.acquire());
+        let mut acquire = pin!(timeout(ACQUIRE_TIMEOUT, async {
+            let _permit = self.availability.pool_permits.acquire().await.expect("the semaphore is never closed");
+            // Boxed: otherwise every future that calls Postgres would be larger by what connecting needs.
+            Box::pin(self.pool.acquire()).await
+        }));
         let acquired = match timeout(PROBE_AFTER, &mut acquire).await {
             Ok(acquired) => acquired,
             Err(_) => {
@@ -130,6 +139,7 @@ impl Shared {
                 }
             }
         };
+        let Ok(acquired) = acquired else { return Err(CallError::pool_timeout()) };
         acquired.map_err(|error| {
             let error = CallError::from(&error);
             if error.is_outage() {

@@ -15,7 +15,7 @@ use super::PostgresStore;
 use crate::store::{UrlReadError, UrlSource};
 
 /// How long a call can wait for a connection. This is a part of the call's time limit.
-const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
+pub(super) const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
 /// A connection that was idle for at least this time is pinged before use. A connection that was idle for a shorter
 /// time is pinged only if another connection was found broken, so a busy connection costs no extra round trip.
 const PING_AFTER_IDLE: Duration = Duration::from_secs(5);

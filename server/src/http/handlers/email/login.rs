@@ -83,6 +83,7 @@ pub fn operation() -> Operation {
 
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
     let LoginRequest { email, password } = request.read_json().await?;
+    request.release_bytes();
     let outcome = email_account::log_in(state.call(app, &request.client), LoginInput { email, password }).await;
     match outcome {
         Ok(LoggedIn { user, tokens }) => response::json(&LoginResponse {
