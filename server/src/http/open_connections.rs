@@ -190,6 +190,7 @@ mod tests {
         listener.make_room(0);
         assert_eq!(selected(&states), [false, true, true, false], "the third client has not read its response");
     }
+
     #[tokio::test(start_paused = true)]
     async fn proxies_lose_connections_last() {
         let listener = OpenConnections::new(64);

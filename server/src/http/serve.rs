@@ -228,7 +228,7 @@ where
         let (mut has_begun, mut is_closing, mut is_shutdown_sent) = (false, false, false);
         let mut goaway_timer: Option<Pin<Box<Sleep>>> = None;
         poll_fn(|cx| {
-            shared.register_waker(cx);
+            shared.register_close_waker(cx);
             loop {
                 has_begun = has_begun || begun.as_mut().poll(cx).is_ready();
                 is_closing = is_closing || closing.as_mut().poll(cx).is_ready();

@@ -88,8 +88,10 @@ pub struct ConnectionState {
     /// The last response of the connection, if it is held without the connection.
     parked: Mutex<Option<ParkedRefusal>>,
     /// Wakes the task of the connection when a response is ready or completely written, so that the timeouts are
-    /// checked again, and when the connection must be closed. hyper itself waits only for bytes.
+    /// checked again. hyper itself waits only for bytes.
     connection_waker: AtomicWaker,
+    /// Wakes the task of the connection when the connection must be closed.
+    close_waker: AtomicWaker,
 }
 
 /// A request of a connection. It counts as unanswered until its response is ready, and as unfinished until this value
@@ -194,6 +196,7 @@ impl ConnectionState {
             must_close: AtomicBool::new(false),
             parked: Mutex::new(None),
             connection_waker: AtomicWaker::new(),
+            close_waker: AtomicWaker::new(),
         })
     }
 
@@ -236,7 +239,7 @@ impl ConnectionState {
     /// Makes the task of the connection close it, if it is still waiting then.
     pub fn close(&self) {
         self.must_close.store(true, Ordering::Relaxed);
-        self.connection_waker.wake();
+        self.close_waker.wake();
     }
 
     pub fn must_close(&self) -> bool {
@@ -248,9 +251,9 @@ impl ConnectionState {
         self.must_close.swap(false, Ordering::Relaxed)
     }
 
-    /// Makes sure that the task of the connection is woken when a request makes progress, and when the connection must be closed.
-    pub fn register_waker(&self, cx: &Context<'_>) {
-        self.connection_waker.register(cx.waker());
+    /// Makes [`close`](Self::close) wake the task of `cx`.
+    pub fn register_close_waker(&self, cx: &Context<'_>) {
+        self.close_waker.register(cx.waker());
     }
 
     /// Keeps the response until the connection has ended, which must happen now.
@@ -478,6 +481,11 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for TimeoutStream<T> {
             }
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             Poll::Pending => {
+                // Usually, hyper does not read while a request of an HTTP/1 connection is running. Without this
+                // condition, each response would cause a needless wake of its own task.
+                if matches!(this.read_state, ReadState::RequestRunning) {
+                    this.shared.connection_waker.register(cx.waker());
+                }
                 ready!(if this.is_timed_out(cx) { Poll::Ready(()) } else { Poll::Pending });
                 if matches!(this.http_version, HttpVersion::Http2) {
                     // `serve_connection` checks `is_idle_expired`, and ends the connection with a GOAWAY.
