@@ -54,6 +54,7 @@ pub struct Builder {
     args: Vec<String>,
     envs: Vec<(String, String)>,
     wrapper: Vec<String>,
+    server_program: Option<PathBuf>,
 }
 
 /// A running service. Dropping this value ends the processes that the service does not share with other tests. If the
@@ -83,6 +84,8 @@ pub struct ServerProcess {
     args: Vec<String>,
     envs: Vec<(String, String)>,
     wrapper: Vec<String>,
+    /// The program, if it is not the build of this repository.
+    program: Option<PathBuf>,
     process: Mutex<Option<Process>>,
 }
 
@@ -189,6 +192,12 @@ impl Builder {
         self
     }
 
+    /// Starts the servers from this program, for example another build.
+    pub fn server_program(mut self, program: &Path) -> Self {
+        self.server_program = Some(program.to_owned());
+        self
+    }
+
     /// Starts everything and waits until it is ready. Panics if that fails.
     pub async fn start(self) -> Stack {
         self.try_start().await.expect("the service starts")
@@ -241,7 +250,8 @@ impl Builder {
                 let first = servers.first().map_or(public, |first| first.public);
                 format!("http://{first}")
             });
-            let server = ServerProcess::new(index, &dir, (public, ops), &base_url, &args, &envs);
+            let mut server = ServerProcess::new(index, &dir, (public, ops), &base_url, &args, &envs);
+            server.program.clone_from(&self.server_program);
             servers.push(server.wrapper(&self.wrapper));
         }
         let first = servers.first().context("a service has a server")?.public;
@@ -302,6 +312,7 @@ impl Stack {
                 ("HTTPS_PROXY".to_owned(), String::new()),
             ],
             wrapper: Vec::new(),
+            server_program: None,
         }
     }
 
@@ -417,6 +428,7 @@ impl Stack {
             args,
             envs: first.envs.clone(),
             wrapper: first.wrapper.clone(),
+            program: first.program.clone(),
             process: Mutex::new(None),
         };
         server.start_ready().await?;
@@ -534,6 +546,7 @@ impl ServerProcess {
             args,
             envs: envs.to_vec(),
             wrapper: Vec::new(),
+            program: None,
             process: Mutex::new(None),
         }
     }
@@ -557,9 +570,8 @@ impl ServerProcess {
     /// ([`ServerProcess::wait_until_ready`] does).
     pub fn start(&self) -> Result<()> {
         let name = format!("server {}", self.index);
-        let mut program =
-            Program::new(&name, process::find_built_program("latchkey-server")?, self.log_path()).args(&self.args);
-        program = program.wrapper(&self.wrapper);
+        let path = self.program.clone().map_or_else(|| process::find_built_program("latchkey-server"), Ok)?;
+        let mut program = Program::new(&name, path, self.log_path()).args(&self.args).wrapper(&self.wrapper);
         for (name, value) in &self.envs {
             program = program.env(name, value);
         }

@@ -31,6 +31,8 @@ struct Args {
     #[command(flatten)]
     chaos: chaos::ChaosArgs,
     #[command(flatten)]
+    refresh: refresh::RefreshArgs,
+    #[command(flatten)]
     operator: operator::OperatorArgs,
     #[command(flatten)]
     hostile: hostile::HostileArgs,
@@ -94,7 +96,7 @@ async fn bench(args: &Args) -> Result<Vec<Bound>> {
         bounds.extend(logins::run().await?);
     }
     if is_wanted(Benchmark::Refresh) {
-        bounds.extend(refresh::run().await?);
+        bounds.extend(refresh::run(&args.refresh).await?);
     }
     if is_wanted(Benchmark::ProviderDown) {
         bounds.extend(provider_down::run().await?);

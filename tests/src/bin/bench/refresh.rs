@@ -1,8 +1,9 @@
 //! Refreshes compared with the sum of their parts in one run: a read of the JWKS document, a call of a Redis script and
-//! an ES256 signature.
+//! an ES256 signature. With another build of the server, refreshes of both builds are also compared in one run.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
 };
@@ -36,6 +37,24 @@ const BARE_TIME: Duration = Duration::from_secs(1);
 /// signature, with the same number of requests in flight.
 const MAX_COST: f64 = 1.6;
 
+/// Number of pairs of rounds in which two builds are compared, for each number of requests in flight. In each pair, both
+/// builds are measured, in turns the one or the other first.
+const PAIRS: u32 = 50;
+/// Duration of a round in which two builds are compared. Many short rounds are better than few long ones, because the
+/// speed of the machine can change at any time.
+const PAIR_ROUND_TIME: Duration = Duration::from_secs(1);
+/// The minimum of the median ratio of the two rates.
+const MIN_RELATIVE_RATE: f64 = 0.97;
+
+#[derive(clap::Args)]
+#[group(id = "refresh")]
+pub(crate) struct RefreshArgs {
+    /// For `refresh`: compare with this build of latchkey-server. Build both with the same command: another selection
+    /// of packages or programs can select other features of dependencies.
+    #[arg(long)]
+    other_server: Option<PathBuf>,
+}
+
 /// The field of a refresh response that the client keeps.
 #[derive(Deserialize)]
 struct RefreshResponse {
@@ -50,13 +69,12 @@ pub(crate) struct Client {
 }
 
 /// Runs the benchmark, prints the measurements, and returns the bounds.
-pub(crate) async fn run() -> Result<Vec<Bound>> {
+pub(crate) async fn run(options: &RefreshArgs) -> Result<Vec<Bound>> {
     println!("Refreshes, on {} cores shared by server, client and Redis\n", thread::available_parallelism()?);
-    let high_limit: &[(u32, u32)] = &[(10_000_000, 60)];
-    let app = App::new("bench").limit("loginsPerClient", high_limit).limit("refreshesPerSession", high_limit);
+    let app = unlimited_app("bench");
     let stack = Stack::with(&app).await;
     let server = stack.server().public;
-    stack.client().register(app.id(), "Ada", "ada@example.com", PASSWORD).await.expect(StatusCode::OK);
+    register(&stack, &app).await;
     let script = Script::new("return redis.call('GET', KEYS[1])");
 
     println!(
@@ -80,13 +98,7 @@ pub(crate) async fn run() -> Result<Vec<Bound>> {
             clients = returned_clients;
             jwks.add(began, latencies)?;
 
-            let began = Instant::now();
-            let end = began + ROUND_TIME;
-            let refreshing =
-                clients.drain(..).map(|client| tokio::spawn(refresh_until(end, client, app.id().to_owned())));
-            let (returned_clients, latencies) = join_clients(refreshing).await?;
-            clients = returned_clients;
-            refreshes.add(began, latencies)?;
+            clients = refresh_for(ROUND_TIME, clients, app.id(), &mut refreshes).await?;
 
             let connection = stack.redis().connect().await?;
             let began = Instant::now();
@@ -115,10 +127,84 @@ pub(crate) async fn run() -> Result<Vec<Bound>> {
         );
     }
     println!();
-    Ok(vec![Bound::new(
+    let mut bounds = vec![Bound::new(
         format!("a refresh costs at most {MAX_COST} times the sum of its parts: {max_cost:.2}"),
         max_cost <= MAX_COST,
-    )])
+    )];
+    if let Some(other) = &options.other_server {
+        bounds.extend(compare(&stack, &app, other).await?);
+    }
+    Ok(bounds)
+}
+
+/// Compares the refreshes of the App of the stack with those of an App that is served by another build.
+async fn compare(stack: &Stack, app: &App, other_server: &Path) -> Result<Vec<Bound>> {
+    let other_app = unlimited_app("other");
+    let other_stack = Stack::builder().app(&other_app).server_program(other_server).try_start().await?;
+    register(&other_stack, &other_app).await;
+    let builds = [(stack.server().public, app.id()), (other_stack.server().public, other_app.id())];
+
+    println!("in flight   refreshes/s   of the other build   quartiles of the ratio of each pair");
+    let mut bounds = Vec::new();
+    for in_flight in IN_FLIGHT {
+        let mut clients = [Vec::new(), Vec::new()];
+        for (clients, (server, app)) in clients.iter_mut().zip(builds) {
+            for number in 0..in_flight {
+                clients.push(log_in(server, app, number).await?);
+            }
+        }
+        let mut rates = [Vec::new(), Vec::new()];
+        for pair in 0..PAIRS {
+            let order = if pair.is_multiple_of(2) { [0, 1] } else { [1, 0] };
+            for build in order {
+                let mut round = Throughput::new();
+                let started = std::mem::take(&mut clients[build]);
+                clients[build] = refresh_for(PAIR_ROUND_TIME, started, builds[build].1, &mut round).await?;
+                rates[build].push(round.per_second());
+            }
+        }
+        let mean = |rates: &[f64]| rates.iter().sum::<f64>() / f64::from(PAIRS);
+        let mut ratios: Vec<f64> = rates[0].iter().zip(&rates[1]).map(|(rate, other)| rate / other).collect();
+        ratios.sort_by(f64::total_cmp);
+        let quartile = |number: usize| ratios[ratios.len() * number / 4];
+        println!(
+            "{in_flight:>9}   {:>11.0}   {:>18.0}   {:>8.2}  {:.2}  {:.2}",
+            mean(&rates[0]),
+            mean(&rates[1]),
+            quartile(1),
+            quartile(2),
+            quartile(3),
+        );
+        let what = format!("refreshes with {in_flight} in flight, relative to the other build (median of the pairs)");
+        bounds.push(Bound::at_least(&what, MIN_RELATIVE_RATE, quartile(2)));
+    }
+    println!();
+    Ok(bounds)
+}
+
+fn unlimited_app(name: &str) -> App {
+    let high_limit: &[(u32, u32)] = &[(10_000_000, 60)];
+    App::new(name).limit("loginsPerClient", high_limit).limit("refreshesPerSession", high_limit)
+}
+
+/// Registers the user that [`log_in`] logs in.
+async fn register(stack: &Stack, app: &App) {
+    stack.client().register(app.id(), "Ada", "ada@example.com", PASSWORD).await.expect(StatusCode::OK);
+}
+
+/// Lets the clients refresh for this time, and adds the measurements to `refreshes`.
+async fn refresh_for(
+    time: Duration,
+    clients: Vec<Client>,
+    app: &str,
+    refreshes: &mut Throughput,
+) -> Result<Vec<Client>> {
+    let began = Instant::now();
+    let end = began + time;
+    let refreshing = clients.into_iter().map(|client| tokio::spawn(refresh_until(end, client, app.to_owned())));
+    let (clients, latencies) = join_clients(refreshing).await?;
+    refreshes.add(began, latencies)?;
+    Ok(clients)
 }
 
 /// Logs in the user `ada@example.com` of an App. Each `number` has its own client address.
