@@ -143,9 +143,8 @@ impl Redis {
             command = command.args(["--replicaof", &format!("{} {}", master.ip(), master.port())]);
         }
         if options.cluster {
-            command = command
-                .args(["--cluster-enabled", "yes", "--cluster-node-timeout", "2000"])
-                .args(["--cluster-port", &process::free_port().to_string()]);
+            command =
+                command.args(["--cluster-enabled", "yes"]).args(["--cluster-port", &process::free_port().to_string()]);
         }
         for (name, value) in &options.settings {
             command = command.args([&format!("--{name}"), value]);

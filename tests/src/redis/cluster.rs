@@ -1,6 +1,9 @@
 //! A real Redis Cluster: three masters that share the slots, with replicas if a test needs them.
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, ensure};
 use redis::aio::MultiplexedConnection;
@@ -13,6 +16,12 @@ const SETUP_LIMIT: Duration = Duration::from_secs(60);
 /// Number of slots of a Redis Cluster.
 const SLOTS: u16 = 16_384;
 const MASTERS: usize = 3;
+/// How long a node waits until it considers another node down, in milliseconds. A cluster without replicas uses the
+/// default of Redis (15 s): no replica can take over, so a node that a loaded machine delays must not count as down.
+const NODE_TIMEOUT_WITH_REPLICAS: &str = "2000";
+/// After this time, nodes that do not know each other are introduced again. Redis forgets an introduction that is not
+/// answered within the node timeout.
+const MEET_AGAIN_AFTER: Duration = Duration::from_secs(5);
 
 /// Three masters that share the slots.
 pub struct RedisCluster {
@@ -32,7 +41,11 @@ impl RedisCluster {
     /// Starts a cluster in which each node has these settings, except folder and socket address. If `replicated` is
     /// set, each master has one replica.
     pub async fn start_with(options: &Options, replicated: bool) -> Result<Self> {
-        let node = async || Redis::start(Options { cluster: true, ..options.with_new_location() }).await;
+        let mut options = Options { cluster: true, ..options.clone() };
+        if replicated {
+            options.settings.push(("cluster-node-timeout".to_owned(), NODE_TIMEOUT_WITH_REPLICAS.to_owned()));
+        }
+        let node = async || Redis::start(options.with_new_location()).await;
         let (mut masters, mut replicas) = (Vec::new(), Vec::new());
         for _ in 0..MASTERS {
             masters.push(node().await?);
@@ -46,18 +59,23 @@ impl RedisCluster {
             let mut connection = master.connect().await?;
             let assign = ["ADDSLOTSRANGE".to_owned(), first.to_string(), last.to_string()];
             redis::cmd("CLUSTER").arg(&assign).query_async::<()>(&mut connection).await?;
+            // As in `redis-cli --cluster create`, no two masters have the same epoch, so none of them has to change it.
+            let epoch = ["SET-CONFIG-EPOCH".to_owned(), (index + 1).to_string()];
+            redis::cmd("CLUSTER").arg(&epoch).query_async::<()>(&mut connection).await?;
             first = last + 1;
         }
-        let mut connection = masters[0].connect().await?;
-        for other in masters[1..].iter().chain(&replicas) {
-            let bus: Vec<String> =
-                redis::cmd("CONFIG").arg(&["GET", "cluster-port"]).query_async(&mut other.connect().await?).await?;
-            let bus = bus.get(1).context("a cluster's member has a bus port")?;
-            let meet = ["MEET", &other.addr().ip().to_string(), &other.addr().port().to_string(), bus];
-            redis::cmd("CLUSTER").arg(&meet).query_async::<()>(&mut connection).await?;
-        }
         let this = Self { masters, replicas, password: options.password.clone() };
-        poll_until("the nodes of the Redis Cluster agree", SETUP_LIMIT, async || this.do_nodes_agree().await).await?;
+        this.introduce_nodes().await?;
+        let mut introduced = Instant::now();
+        poll_until("the nodes of the Redis Cluster agree", SETUP_LIMIT, async || {
+            let agree = this.do_nodes_agree().await?;
+            if !agree && introduced.elapsed() > MEET_AGAIN_AFTER {
+                this.introduce_nodes().await?;
+                introduced = Instant::now();
+            }
+            Ok(agree)
+        })
+        .await?;
         for (master, replica) in this.masters.iter().zip(&this.replicas) {
             let id: String = redis::cmd("CLUSTER").arg("MYID").query_async(&mut master.connect().await?).await?;
             let replicate = ["REPLICATE", &id];
@@ -148,6 +166,19 @@ impl RedisCluster {
             }
         }
         Ok(moved)
+    }
+
+    /// Introduces all nodes to the first node, from which they learn about each other.
+    async fn introduce_nodes(&self) -> Result<()> {
+        let mut connection = self.masters[0].connect().await?;
+        for other in self.nodes().skip(1) {
+            let bus: Vec<String> =
+                redis::cmd("CONFIG").arg(&["GET", "cluster-port"]).query_async(&mut other.connect().await?).await?;
+            let bus = bus.get(1).context("a cluster's member has a bus port")?;
+            let meet = ["MEET", &other.addr().ip().to_string(), &other.addr().port().to_string(), bus];
+            redis::cmd("CLUSTER").arg(&meet).query_async::<()>(&mut connection).await?;
+        }
+        Ok(())
     }
 
     async fn do_nodes_agree(&self) -> Result<bool> {
